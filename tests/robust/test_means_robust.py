@@ -18,7 +18,7 @@ from sparsona.core.update import Support, Update, dense, masked
 from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
 from sparsona.executors.workers import Workers
-from sparsona.robust import Mean, read_mean
+from sparsona.robust import Mean, means, read_mean
 from sparsona.robust.means import RULES, judged_inbox, median, norms, squared_distances
 
 NUM, SIZE = 7, 11
@@ -132,6 +132,59 @@ def test_a_judged_message_keeps_its_support_and_norms_are_bounded() -> None:
     near = torch.stack([one.parts["model"].values for one in judged_inbox(models, Mean("norm-bound", 0.5))])
     centre = torch.from_numpy(np.median(VALUES, axis=0).astype(np.float32))
     assert float(norms(near, None, centre).max()) < 0.5001
+
+
+@pytest.mark.parametrize("is_change", [False, True], ids=["models", "changes"])
+@pytest.mark.parametrize("text", ["krum:2", "multi-krum:2"])
+def test_an_entry_that_only_lies_hold_keeps_the_value_of_who_judges(text: str, is_change: bool) -> None:
+    """Six honest messages near each other, two lies far off, and entries that none of the honest ones holds."""
+    mean = read_mean(text)
+    assert mean is not None
+    values = torch.randn((8, 40), generator=torch.Generator().manual_seed(0)) * 0.01
+    values[6:] += 1.0
+    held = torch.ones_like(values, dtype=torch.bool)
+    held[:6, 30:] = False
+    own = Tree.of({"w": torch.full((40,), 0.25)})
+    messages = [
+        message_of(place, Tree.of({"w": row.where(mask, 0.0)}), Tree.of({"w": mask}), is_change)
+        for place, (row, mask) in enumerate(zip(values, held, strict=True))
+    ]
+    liar = list(judged_inbox(messages, mean, lambda: own))[7].parts["model"].values
+    assert torch.equal(liar[30:], torch.full((10,), 0.0 if is_change else 0.25))
+    assert liar[:30].abs().max() < 0.1
+
+
+def test_a_peer_is_moved_by_a_bounded_norm_from_its_own_model() -> None:
+    """Its neighbours' median is no centre: of an entry that few hold, lies can be the median."""
+    own = Tree.of({"w": torch.from_numpy(VALUES[0])})
+    messages = [message_of(place, Tree.of({"w": torch.from_numpy(row)})) for place, row in enumerate(VALUES)]
+    near = [one.parts["model"].values for one in judged_inbox(messages, Mean("norm-bound", 0.5), lambda: own)]
+    assert torch.equal(near[0], own.flat)
+    assert float(norms(torch.stack(near), None, own.flat).max()) < 0.5001
+
+
+@pytest.mark.parametrize("name", ["dispfl", "dpsgd"])
+def test_peers_judge_by_the_model_that_they_have(name: str, monkeypatch) -> None:
+    """What `judged` is given is the State's model inside the mask that is trained next, whatever arrived."""
+    context = context_of(name, mean="krum:1", rounds=2, per_round=5, data_rate=0.1)
+    given: list[torch.Tensor] = []
+    judge = means.judged
+
+    def watched(held, mean, model):
+        given.extend([] if model is None else [model.flat.clone()])
+        return judge(held, mean, model)
+
+    monkeypatch.setattr(means, "judged", watched)
+    gossip = simulate(context, Serial(context))
+    population, _ = gossip.play(gossip.start(), 0)
+    expected = []
+    for _, state in sorted(population.states.items()):
+        flat = state.params.flat
+        expected.append(flat.where(state.mask.loaded().flat, 0.0) if name == "dispfl" else flat.clone())
+    given.clear()
+    gossip.play(population, 1)
+    assert len(given) == len(expected) > 0
+    assert all(torch.equal(one, own) for one, own in zip(given, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedspa", "pfedgate", "subsampling", "sub-fedavg", "heterofl"])

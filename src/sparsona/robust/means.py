@@ -99,11 +99,19 @@ def with_mean(method: Method, mean: Mean | None) -> Method:
             hint="leave --mean out",
         )
 
+    def own_model(state: State, probe: Probe, round_: Round) -> Tree | None:
+        """The model that a peer has without any message."""
+        alone = method.receive(state, (), probe.uncharged(), round_)
+        found = None if method.deploy is None else method.deploy(alone)
+        return found[0] if isinstance(found, tuple) else None
+
     def receive(state: State, inbox: Inbox, probe: Probe, round_: Round) -> Work:
-        return method.receive(state, judged_inbox(inbox, mean), probe, round_)
+        own = partial(own_model, state, probe, round_)
+        return method.receive(state, judged_inbox(inbox, mean, own), probe, round_)
 
     def finish(state: State, work: Work, inbox: Inbox, probe: Probe, round_: Round) -> tuple[State, Update | None]:
-        return method.finish(state, work, judged_inbox(inbox, mean), probe, round_)
+        own = partial(own_model, state, probe, round_)
+        return method.finish(state, work, judged_inbox(inbox, mean, own), probe, round_)
 
     return replace(method, receive=receive, finish=finish, peer=_peer_half(method.peer, mean))
 
@@ -183,13 +191,22 @@ def _peer_half(half: PeerHalf, mean: Mean) -> PeerHalf:
     return replace(half, consensus=lambda inbox, round_: consensus(judged_inbox(inbox, mean), round_))
 
 
-def judged_inbox(inbox: Inbox, mean: Mean) -> Iterator[Update]:
-    """A peer's messages with robust values. Its own model is not among them: it is trusted, and mixed with these."""
+def judged_inbox(inbox: Inbox, mean: Mean, own: Callable[[], Tree | None] | None = None) -> Iterator[Update]:
+    """A peer's messages with robust values. Its own model is not among them: it is trusted, and mixed with these.
+
+    Args:
+        inbox: the messages.
+        mean: the robust mean.
+        own: makes the peer's own model, which is to messages what a server's is to updates; None: there is none.
+
+    Returns:
+        The messages with other values inside their own support.
+    """
     held = []
     for update in inbox:
         masks = {name: part.mask for name, part in update.parts.items() if part.mask is not None}
         held.append(Held(update, masks))
-    yield from judged(held, mean, None)
+    yield from judged(held, mean, None if own is None or not held else own())
 
 
 def judged(held: Sequence[Held], mean: Mean, model: Tree | None) -> Iterator[Update]:
@@ -198,7 +215,8 @@ def judged(held: Sequence[Held], mean: Mean, model: Tree | None) -> Iterator[Upd
     Args:
         held: the updates of a round.
         mean: the robust mean.
-        model: the server's model, for the norms of models that clients send; None: their median is in its place.
+        model: the model of who judges, the server's or a peer's own: what models that clients send are measured from,
+            and the value of entries that nobody whose update was chosen holds; None: their median is in its place.
 
     Returns:
         The updates with other values inside their own support.
@@ -251,6 +269,9 @@ def _judge(members: Sequence[Held], mean: Mean, model: Tree | None) -> list[Upda
             held[row, place] = mask
     if mean.name == "norm-bound":
         found = _bounded(values, held, mean, _centre(members[0].update, spans, values, held, model))
+    elif held is not None and mean.name in CHOOSING:
+        unheld = _centre(members[0].update, spans, values, held, model)
+        found = CHOOSING[mean.name](values, held, mean, unheld).expand(len(members), -1)
     else:
         found = RULES[mean.name](values, held, mean).expand(len(members), -1)
     judged_ = []
@@ -300,17 +321,19 @@ def _sorted_mean(values: Tensor, held: Tensor | None, num_cut: Callable[[Tensor]
     return torch.cat(found)
 
 
-def krum(values: Tensor, held: Tensor | None, mean: Mean) -> Tensor:
+def krum(values: Tensor, held: Tensor | None, mean: Mean, unheld: Tensor | None = None) -> Tensor:
     """The update with the smallest sum of squared distances to its n - f - 2 nearest (Blanchard et al., 2017)."""
-    return _chosen(values, held, mean, 1)
+    return _chosen(values, held, mean, 1, unheld)
 
 
-def multi_krum(values: Tensor, held: Tensor | None, mean: Mean) -> Tensor:
+def multi_krum(values: Tensor, held: Tensor | None, mean: Mean, unheld: Tensor | None = None) -> Tensor:
     """The mean of the updates with the smallest such sums: n - f of them, or as many as were asked for."""
-    return _chosen(values, held, mean, mean.chosen or max(1, len(values) - mean.lies(len(values))))
+    return _chosen(values, held, mean, mean.chosen or max(1, len(values) - mean.lies(len(values))), unheld)
 
 
-def _chosen(values: Tensor, held: Tensor | None, mean: Mean, num: int) -> Tensor:
+def _chosen(values: Tensor, held: Tensor | None, mean: Mean, num: int, unheld: Tensor | None) -> Tensor:
+    """The mean of so many updates. Where none of them holds an entry it is `unheld`: a value made of the others would
+    be made of those that were just found to be far off, among whom attackers may be alone."""
     import torch
 
     distances = squared_distances(values, held)
@@ -320,7 +343,9 @@ def _chosen(values: Tensor, held: Tensor | None, mean: Mean, num: int) -> Tensor
     best = scores.argsort(stable=True)[:num]
     weights = torch.zeros(len(values), dtype=torch.float64, device=values.device)
     weights[best] = 1.0
-    return _weighted(values, held, weights, otherwise=None if held is None else median(values, held, mean))
+    if held is not None and unheld is None:
+        unheld = median(values, held, mean)
+    return _weighted(values, held, weights, otherwise=unheld)
 
 
 def geometric_median(values: Tensor, held: Tensor | None, mean: Mean) -> Tensor:
@@ -332,6 +357,10 @@ def geometric_median(values: Tensor, held: Tensor | None, mean: Mean) -> Tensor:
     return centre
 
 
+CHOOSING: dict[str, Callable[[Tensor, Tensor | None, Mean, Tensor | None], Tensor]] = {
+    "krum": krum,
+    "multi-krum": multi_krum,
+}
 RULES: dict[str, Callable[[Tensor, Tensor | None, Mean], Tensor]] = {
     "median": median,
     "trimmed": trimmed,
@@ -354,7 +383,8 @@ def _bounded(values: Tensor, held: Tensor | None, mean: Mean, centre: Tensor) ->
 def _centre(
     update: Update, spans: dict[str, tuple[int, int]], values: Tensor, held: Tensor | None, model: Tree | None
 ) -> Tensor:
-    """What changes are measured from: 0 for changes; for models the server's, which was sent, or else their median."""
+    """What changes are measured from: 0 for changes; for models that of who judges, the server's, which was sent, or a
+    peer's own, or else their median."""
     centre, known = values.new_zeros(values.shape[1]), None
     for name, (start, width) in spans.items():
         part, place = update.parts[name], slice(start, start + width)
