@@ -37,6 +37,17 @@ def test_a_best_method_that_sends_nothing_or_least(make_view: MakeView) -> None:
     assert answer([local, spa]).startswith("FedSpa (DST) serves clients best, 90.0%; next is Local, 80.0%")
 
 
+def test_less_traffic_is_no_merit_where_sending_nothing_does_better(make_view: MakeView) -> None:
+    views = [
+        with_result(make_view("Local"), 0.882, 0),
+        with_result(make_view("FedAvg-FT"), 0.999, 1000),
+        with_result(make_view("FedSpa (DST)"), 0.801, 490),
+    ]
+    assert answer(views) == (
+        "FedAvg-FT serves clients best, 99.9%; Local reaches 88.2% and sends nothing (one seed: no spread is known)."
+    )
+
+
 def test_seeds_that_leave_it_open(make_view: MakeView) -> None:
     views = [
         with_result(make_view(title, seed), mean, sent)

@@ -87,7 +87,12 @@ def answer(views: Sequence[RunView]) -> str:
         return text + _seeds(found)
     if rival is not None:
         text += f", though not clearly better than {rival.group.label} ({rival.text})"
-    if near is not None:
+    silent = next((one for one in others if one.sent == 0), None)
+    if near is not None and silent is not None and others.index(silent) < others.index(near):
+        # Less traffic is no reason to choose a method where sending nothing does better.
+        if silent is not rival:
+            text += f"; {silent.group.label} reaches {silent.text} and sends nothing"
+    elif near is not None:
         text += f"; {near.group.label} reaches {_with_less(near, best)}"
     elif rival is None:
         text += f"; next is {others[0].group.label}, {others[0].text}"

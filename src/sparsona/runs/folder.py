@@ -186,8 +186,9 @@ class RunFolder:
             raise SparsonaError(
                 f"'{path}' is a comparison",
                 expected=f"a run, such as {inside[0]}" if inside else "a run",
-                hint="`sparsona resume` and `sparsona report` take it as it is; its runs are the folders in it"
-                + (f": {', '.join(Path(one).name for one in inside)}" if inside else ""),
+                hint="name one of its runs"
+                + (f": {', '.join(Path(one).name for one in inside)}" if inside else "")
+                + "; `report`, `table`, `verify` and `resume` take the comparison itself",
             )
         for name in (*STARTED, *ENDED, CONFIG_FILE, "lock"):
             check_plain(path / name)
@@ -469,7 +470,7 @@ def _check_unused(path: Path, own: Collection[str] = _BEFORE_CONFIG) -> None:
         raise SparsonaError(
             f"'{path}' is already used",
             expected="a folder that does not exist yet, or an empty one",
-            hint="choose another --out, or `sparsona resume` what is there",
+            hint="choose another --out (`out=` in Python), or `sparsona resume` what is there",
         )
     for name in _BEFORE_CONFIG:
         check_plain(path / name)
