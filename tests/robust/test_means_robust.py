@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small_runs import context_of, played
+from torch import nn
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
@@ -17,11 +18,20 @@ from sparsona.core.tree import Tree, leaves
 from sparsona.core.update import Support, Update, dense, masked
 from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
+from sparsona.executors.stacked import Stacked
 from sparsona.executors.workers import Workers
 from sparsona.robust import Mean, means, read_mean
 from sparsona.robust.means import RULES, judged_inbox, median, norms, squared_distances
+from sparsona.wire.codec import decode, encode
 
 NUM, SIZE = 7, 11
+
+
+def smooth_net() -> nn.Module:
+    """Without kinks, where rounding would become a difference."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10))
+
+
 RANDOM = np.random.default_rng(0)
 VALUES = RANDOM.normal(size=(NUM, SIZE)).astype(np.float32)
 VALUES[2] += 50  # a liar
@@ -106,8 +116,11 @@ def test_geometric_median_has_the_smallest_sum_of_distances() -> None:
     assert np.isfinite(taken("geometric-median", HELD)).all()
 
 
-def message_of(sender: int, tree: Tree, mask: Tree | None = None, is_change: bool = False) -> Update:
-    part = dense(tree, is_change=is_change) if mask is None else masked(tree, mask, Support.BITS, is_change=is_change)
+CHANGES = frozenset({"model"})
+
+
+def message_of(sender: int, tree: Tree, mask: Tree | None = None) -> Update:
+    part = dense(tree) if mask is None else masked(tree, mask, Support.BITS)
     return Update(sender, 0, 1.0, {"model": part})
 
 
@@ -119,17 +132,19 @@ def test_a_judged_message_keeps_its_support_and_norms_are_bounded() -> None:
     for place, found in enumerate(judged_inbox(messages, Mean("median"))):
         assert found.sender == place
         np.testing.assert_allclose(found.parts["model"].values.numpy(), expected[HELD[place]])
-    changes = [message_of(place, tree, is_change=True) for place, tree in enumerate(trees)]
+    dense_ones = [message_of(place, tree) for place, tree in enumerate(trees)]
+
+    def bounded(mean: Mean) -> np.ndarray:
+        return np.stack([one.parts["model"].values.numpy() for one in judged_inbox(dense_ones, mean, changes=CHANGES)])
+
     lengths = np.linalg.norm(VALUES, axis=1)
-    found = np.stack([one.parts["model"].values.numpy() for one in judged_inbox(changes, Mean("norm-bound"))])
+    found = bounded(Mean("norm-bound"))
     within = lengths <= np.median(lengths)
     assert np.array_equal(found[within], VALUES[within])  # to the bit
     np.testing.assert_allclose(np.linalg.norm(found[~within], axis=1), np.median(lengths), rtol=1e-5)
-    short = np.stack([one.parts["model"].values.numpy() for one in judged_inbox(changes, Mean("norm-bound", 0.5))])
-    np.testing.assert_allclose(np.linalg.norm(short, axis=1), 0.5, rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(bounded(Mean("norm-bound", 0.5)), axis=1), 0.5, rtol=1e-5)
     # Of models, the distance to their median is bounded.
-    models = [message_of(place, tree) for place, tree in enumerate(trees)]
-    near = torch.stack([one.parts["model"].values for one in judged_inbox(models, Mean("norm-bound", 0.5))])
+    near = torch.stack([one.parts["model"].values for one in judged_inbox(dense_ones, Mean("norm-bound", 0.5))])
     centre = torch.from_numpy(np.median(VALUES, axis=0).astype(np.float32))
     assert float(norms(near, None, centre).max()) < 0.5001
 
@@ -146,10 +161,11 @@ def test_an_entry_that_only_lies_hold_keeps_the_value_of_who_judges(text: str, i
     held[:6, 30:] = False
     own = Tree.of({"w": torch.full((40,), 0.25)})
     messages = [
-        message_of(place, Tree.of({"w": row.where(mask, 0.0)}), Tree.of({"w": mask}), is_change)
+        decode(encode(message_of(place, Tree.of({"w": row.where(mask, 0.0)}), Tree.of({"w": mask}))))
         for place, (row, mask) in enumerate(zip(values, held, strict=True))
     ]
-    liar = list(judged_inbox(messages, mean, lambda: own))[7].parts["model"].values
+    changes = CHANGES if is_change else frozenset()
+    liar = list(judged_inbox(messages, mean, lambda: own, changes))[7].parts["model"].values
     assert torch.equal(liar[30:], torch.full((10,), 0.0 if is_change else 0.25))
     assert liar[:30].abs().max() < 0.1
 
@@ -170,9 +186,9 @@ def test_peers_judge_by_the_model_that_they_have(name: str, monkeypatch) -> None
     given: list[torch.Tensor] = []
     judge = means.judged
 
-    def watched(held, mean, model):
+    def watched(held, mean, model, changes):
         given.extend([] if model is None else [model.flat.clone()])
-        return judge(held, mean, model)
+        return judge(held, mean, model, changes)
 
     monkeypatch.setattr(means, "judged", watched)
     gossip = simulate(context, Serial(context))
@@ -199,6 +215,27 @@ def test_the_robust_mean_of_one_client_is_that_client(name: str) -> None:
     for other in found[1:]:
         for one, same in zip(found[0], other, strict=True):
             torch.testing.assert_close(one, same, rtol=1e-6, atol=1e-7)
+
+
+EVERY_MEAN = ["median", "trimmed:0.2", "norm-bound", "krum:1", "multi-krum:1,2", "geometric-median"]
+
+
+@pytest.mark.parametrize("mean", EVERY_MEAN)
+@pytest.mark.parametrize("name", ["fedspa", "pfedgate", "scaffold"])
+def test_changes_are_judged_alike_whether_they_were_encoded_or_not(name: str, mean: str) -> None:
+    """`serial` encodes updates, `stacked` does not: which parts are changes must not be read from a part."""
+    context = context_of(name, smooth_net, mean=mean, per_round=5, rounds=2, data_rate=0.1)
+    servers = []
+    for executor in (Serial, Stacked):
+        star = simulate(context, executor(context))
+        population = star.start()
+        for index in range(2):
+            population, _ = star.play(population, index)
+        servers.append(population.server)
+    assert context.method.server is not None and context.method.server.global_model is not None
+    one, same = (context.method.server.global_model(server).flat for server in servers)
+    torch.testing.assert_close(one, same, rtol=0, atol=1e-5)
+    assert not torch.allclose(one, context.params.flat, atol=1e-3)
 
 
 def test_partial_sums_merge_in_client_order() -> None:

@@ -309,6 +309,12 @@ class Method:
             return GLOBAL
         return CONSENSUS if self.peer is not None and self.peer.consensus is not None else None
 
+    def message_sizes(self, layout: Layout) -> tuple[tuple[PartSize, ...], tuple[PartSize, ...]]:
+        """The parts that a client receives and those that it sends, by `cost`; they do not depend on the round. A
+        message that was decoded does not say which of them are changes."""
+        cost = self.cost(layout, Client(0, 1, num_validation=1), Round(0, 1, 1.0, 1, Seeds(0)))
+        return cost.down or (), cost.up or ()
+
 
 # Everything that a method file needs of the contract, from one place.
 __all__ = [

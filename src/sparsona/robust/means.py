@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.layout import Layout
 from sparsona.core.method import Cost, Method, PeerHalf, Probe, Round, Server, ServerHalf, State, Sum, Tree, Work
 from sparsona.core.update import Inbox, Part, Support, Update, places
 from sparsona.robust import Mean
@@ -62,12 +63,13 @@ class Waiting:
     held: tuple[Held, ...] = ()
 
 
-def with_mean(method: Method, mean: Mean | None) -> Method:
+def with_mean(method: Method, mean: Mean | None, layout: Layout) -> Method:
     """The same method with a robust mean.
 
     Args:
         method: a method with a server, or of peers.
         mean: the mean; None: the method's own.
+        layout: of the model.
 
     Returns:
         A method whose server, or whose peers, take the robust mean.
@@ -79,14 +81,16 @@ def with_mean(method: Method, mean: Mean | None) -> Method:
         >>> from torch import nn
         >>> from sparsona.core.task import Task
         >>> from sparsona.methods.fedavg import FedAvgConfig, fedavg
-        >>> method = fedavg(Task(nn.Linear(4, 3), (4,), 3), FedAvgConfig())
-        >>> with_mean(method, Mean("median")).phases == method.phases
+        >>> task = Task(nn.Linear(4, 3), (4,), 3)
+        >>> method = fedavg(task, FedAvgConfig())
+        >>> with_mean(method, Mean("median"), task.layout).phases == method.phases
         True
     """
     if mean is None:
         return method
+    changes = frozenset(part.name for part in method.message_sizes(layout)[1] if part.is_change)
     if method.server is not None and method.server.comparable:
-        return replace(method, server=_server_half(method.server, mean))
+        return replace(method, server=_server_half(method.server, mean, changes))
     if method.peer is None or method.peer.wants is not None:
         why = "its clients send nothing"
         if method.server is not None:
@@ -107,13 +111,13 @@ def with_mean(method: Method, mean: Mean | None) -> Method:
 
     def receive(state: State, inbox: Inbox, probe: Probe, round_: Round) -> Work:
         own = partial(own_model, state, probe, round_)
-        return method.receive(state, judged_inbox(inbox, mean, own), probe, round_)
+        return method.receive(state, judged_inbox(inbox, mean, own, changes), probe, round_)
 
     def finish(state: State, work: Work, inbox: Inbox, probe: Probe, round_: Round) -> tuple[State, Update | None]:
         own = partial(own_model, state, probe, round_)
-        return method.finish(state, work, judged_inbox(inbox, mean, own), probe, round_)
+        return method.finish(state, work, judged_inbox(inbox, mean, own, changes), probe, round_)
 
-    return replace(method, receive=receive, finish=finish, peer=_peer_half(method.peer, mean))
+    return replace(method, receive=receive, finish=finish, peer=_peer_half(method.peer, mean, changes))
 
 
 def with_robust_mean(make: Callable[[Any], Method], mean: Mean | None) -> Callable[[Any], Method]:
@@ -122,7 +126,7 @@ def with_robust_mean(make: Callable[[Any], Method], mean: Mean | None) -> Callab
 
 
 def _make(make: Callable[[Any], Method], mean: Mean, task: Any) -> Method:
-    return with_mean(make(task), mean)
+    return with_mean(make(task), mean, task.layout)
 
 
 def check_mean(mean: Mean, cost: Cost, name: str, num_updates: int, among_peers: bool) -> None:
@@ -157,7 +161,7 @@ def check_mean(mean: Mean, cost: Cost, name: str, num_updates: int, among_peers:
         )
 
 
-def _server_half(half: ServerHalf, mean: Mean) -> ServerHalf:
+def _server_half(half: ServerHalf, mean: Mean, changes: frozenset[str]) -> ServerHalf:
     def zero(server: Server, round_: Round) -> Waiting:
         return Waiting(round_)
 
@@ -176,7 +180,7 @@ def _server_half(half: ServerHalf, mean: Mean) -> ServerHalf:
     def step(server: Server, total: Waiting, round_: Round) -> Server:
         model = None if half.global_model is None else half.global_model(server)
         summed: Sum = half.zero(server, round_)
-        for update in judged(total.held, mean, model):
+        for update in judged(total.held, mean, model, changes):
             summed = half.add(server, summed, update)
         return half.step(server, summed, round_)
 
@@ -184,20 +188,23 @@ def _server_half(half: ServerHalf, mean: Mean) -> ServerHalf:
     return replace(half, zero=zero, add=add, step=step, merge=merge, takes_mean=False)
 
 
-def _peer_half(half: PeerHalf, mean: Mean) -> PeerHalf:
+def _peer_half(half: PeerHalf, mean: Mean, changes: frozenset[str]) -> PeerHalf:
     consensus = half.consensus
     if consensus is None:
         return half
-    return replace(half, consensus=lambda inbox, round_: consensus(judged_inbox(inbox, mean), round_))
+    return replace(half, consensus=lambda inbox, round_: consensus(judged_inbox(inbox, mean, None, changes), round_))
 
 
-def judged_inbox(inbox: Inbox, mean: Mean, own: Callable[[], Tree | None] | None = None) -> Iterator[Update]:
+def judged_inbox(
+    inbox: Inbox, mean: Mean, own: Callable[[], Tree | None] | None = None, changes: frozenset[str] = frozenset()
+) -> Iterator[Update]:
     """A peer's messages with robust values. Its own model is not among them: it is trusted, and mixed with these.
 
     Args:
         inbox: the messages.
         mean: the robust mean.
         own: makes the peer's own model, which is to messages what a server's is to updates; None: there is none.
+        changes: as in `judged`.
 
     Returns:
         The messages with other values inside their own support.
@@ -206,10 +213,12 @@ def judged_inbox(inbox: Inbox, mean: Mean, own: Callable[[], Tree | None] | None
     for update in inbox:
         masks = {name: part.mask for name, part in update.parts.items() if part.mask is not None}
         held.append(Held(update, masks))
-    yield from judged(held, mean, None if own is None or not held else own())
+    yield from judged(held, mean, None if own is None or not held else own(), changes)
 
 
-def judged(held: Sequence[Held], mean: Mean, model: Tree | None) -> Iterator[Update]:
+def judged(
+    held: Sequence[Held], mean: Mean, model: Tree | None, changes: frozenset[str] = frozenset()
+) -> Iterator[Update]:
     """Updates with the robust value in place of theirs, in their order.
 
     Args:
@@ -217,6 +226,8 @@ def judged(held: Sequence[Held], mean: Mean, model: Tree | None) -> Iterator[Upd
         mean: the robust mean.
         model: the model of who judges, the server's or a peer's own: what models that clients send are measured from,
             and the value of entries that nobody whose update was chosen holds; None: their median is in its place.
+        changes: the names of parts that are changes rather than models. `Part.is_change` does not say so: it is not
+            part of a message, so that it would depend on the executor.
 
     Returns:
         The updates with other values inside their own support.
@@ -227,7 +238,7 @@ def judged(held: Sequence[Held], mean: Mean, model: Tree | None) -> Iterator[Upd
     found: dict[int, Update] = {}
     for places_ in kinds.values():
         members = [held[place] for place in places_]
-        found.update(zip(places_, _judge(members, mean, model), strict=True))
+        found.update(zip(places_, _judge(members, mean, model, changes), strict=True))
     return (found[place] for place in range(len(held)))
 
 
@@ -245,7 +256,7 @@ def _width(one: Held, name: str) -> int:
     return part.layout.size if name in one.masks or part.support is Support.DENSE else part.num_values
 
 
-def _judge(members: Sequence[Held], mean: Mean, model: Tree | None) -> list[Update]:
+def _judge(members: Sequence[Held], mean: Mean, model: Tree | None, changes: frozenset[str]) -> list[Update]:
     import torch
 
     names = [name for name, part in sorted(members[0].update.parts.items()) if not part.is_mask]
@@ -267,10 +278,11 @@ def _judge(members: Sequence[Held], mean: Mean, model: Tree | None) -> list[Upda
             values[row, place][mask] = part.values
             assert held is not None
             held[row, place] = mask
+    models = {name: span for name, span in spans.items() if name not in changes}
     if mean.name == "norm-bound":
-        found = _bounded(values, held, mean, _centre(members[0].update, spans, values, held, model))
+        found = _bounded(values, held, mean, _centre(members[0].update, models, values, held, model))
     elif held is not None and mean.name in CHOOSING:
-        unheld = _centre(members[0].update, spans, values, held, model)
+        unheld = _centre(members[0].update, models, values, held, model)
         found = CHOOSING[mean.name](values, held, mean, unheld).expand(len(members), -1)
     else:
         found = RULES[mean.name](values, held, mean).expand(len(members), -1)
@@ -381,15 +393,13 @@ def _bounded(values: Tensor, held: Tensor | None, mean: Mean, centre: Tensor) ->
 
 
 def _centre(
-    update: Update, spans: dict[str, tuple[int, int]], values: Tensor, held: Tensor | None, model: Tree | None
+    update: Update, models: dict[str, tuple[int, int]], values: Tensor, held: Tensor | None, model: Tree | None
 ) -> Tensor:
     """What changes are measured from: 0 for changes; for models that of who judges, the server's, which was sent, or a
     peer's own, or else their median."""
     centre, known = values.new_zeros(values.shape[1]), None
-    for name, (start, width) in spans.items():
+    for name, (start, width) in models.items():
         part, place = update.parts[name], slice(start, start + width)
-        if part.is_change:
-            continue
         shapes = dict(zip(part.layout.names, (slot.shape for slot in part.layout.slots), strict=True))
         if model is not None and width == part.layout.size and _has(model, shapes):
             centre[place] = model.select(part.layout.names).flat.to(values.device)
