@@ -21,7 +21,7 @@ from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
 from sparsona.executors.workers import Workers
 from sparsona.robust import Mean, means, read_mean
-from sparsona.robust.means import RULES, judged_inbox, median, norms, squared_distances
+from sparsona.robust.means import RULES, Own, judged_inbox, median, norms, squared_distances
 from sparsona.wire.codec import decode, encode
 
 NUM, SIZE = 7, 11
@@ -165,7 +165,7 @@ def test_an_entry_that_only_lies_hold_keeps_the_value_of_who_judges(text: str, i
         for place, (row, mask) in enumerate(zip(values, held, strict=True))
     ]
     changes = CHANGES if is_change else frozenset()
-    liar = list(judged_inbox(messages, mean, lambda: own, changes))[7].parts["model"].values
+    liar = list(judged_inbox(messages, mean, lambda: Own(own), changes))[7].parts["model"].values
     assert torch.equal(liar[30:], torch.full((10,), 0.0 if is_change else 0.25))
     assert liar[:30].abs().max() < 0.1
 
@@ -174,21 +174,73 @@ def test_a_peer_is_moved_by_a_bounded_norm_from_its_own_model() -> None:
     """Its neighbours' median is no centre: of an entry that few hold, lies can be the median."""
     own = Tree.of({"w": torch.from_numpy(VALUES[0])})
     messages = [message_of(place, Tree.of({"w": torch.from_numpy(row)})) for place, row in enumerate(VALUES)]
-    near = [one.parts["model"].values for one in judged_inbox(messages, Mean("norm-bound", 0.5), lambda: own)]
+    near = [one.parts["model"].values for one in judged_inbox(messages, Mean("norm-bound", 0.5), lambda: Own(own))]
     assert torch.equal(near[0], own.flat)
     assert float(norms(torch.stack(near), None, own.flat).max()) < 0.5001
 
 
-@pytest.mark.parametrize("name", ["dispfl", "dpsgd"])
+def test_entries_that_a_peer_cuts_away_do_not_count_in_norms() -> None:
+    """Its own model is 0 there, so that they would make the bound larger. A regrown entry is 0 as well, and counts."""
+    random = torch.Generator().manual_seed(0)
+    inside = torch.arange(40) < 20
+    own = torch.ones(40).where(inside, 0.0)
+    own[0] = 0.0  # regrown
+    values = torch.ones(40) + torch.randn((NUM, 40), generator=random) * 0.01
+    values[:, 0] = 0.0
+    values[2, :20] += 2.0
+    values[3, 0] = 9.0
+    trees = [Tree.of({"w": row}) for row in values]
+    masks = [Tree.of({"w": torch.rand(40, generator=random) < 0.8}) for _ in trees]
+    for mask in masks:
+        mask.flat[0] = True
+    held = torch.stack([mask.flat for mask in masks])
+    messages = [message_of(place, tree, mask) for place, (tree, mask) in enumerate(zip(trees, masks, strict=True))]
+    mine = Own(Tree.of({"w": own}), Tree.of({"w": inside}))
+    found = torch.zeros_like(values)
+    for row, one in enumerate(judged_inbox(messages, Mean("norm-bound"), lambda: mine)):
+        found[row, held[row]] = one.parts["model"].values
+    bound = norms(values, held & inside, own).median()
+    assert bound < 0.1
+    after = norms(found, held & inside, own)
+    assert float(after.max()) < 1.001 * bound
+    np.testing.assert_allclose(after[2:4], bound, rtol=1e-4)  # the two that lie
+
+
+PEERS = ["dispfl", "dpsgd", "dpsgd:density=0.5"]
+
+
+@pytest.mark.parametrize("mean", ["norm-bound", "krum:1"])
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_judge_alike_whether_messages_were_encoded_or_not(name: str, mean: str, monkeypatch) -> None:
+    """Where messages have no bitmap, the mask is the peer's own: the centre is its model, not the median of others."""
+    context = context_of(name, smooth_net, mean=mean, per_round=5, rounds=3, data_rate=0.1)
+    medians: list[int] = []
+    monkeypatch.setattr(means, "median", lambda values, held, mean: medians.append(1) or median(values, held, mean))
+    found = []
+    for executor in (Serial, Stacked):
+        gossip = simulate(context, executor(context))
+        population = gossip.start()
+        for index in range(3):
+            population, _ = gossip.play(population, index)
+        found.append([state.params.flat for _, state in sorted(population.states.items())])
+    assert not medians
+    for one, same in zip(*found, strict=True):
+        torch.testing.assert_close(one, same, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PEERS)
 def test_peers_judge_by_the_model_that_they_have(name: str, monkeypatch) -> None:
     """What `judged` is given is the State's model inside the mask that is trained next, whatever arrived."""
     context = context_of(name, mean="krum:1", rounds=2, per_round=5, data_rate=0.1)
     given: list[torch.Tensor] = []
     judge = means.judged
 
-    def watched(held, mean, model, changes):
-        given.extend([] if model is None else [model.flat.clone()])
-        return judge(held, mean, model, changes)
+    def watched(held, mean, own, changes):
+        if own.model is not None:
+            assert (own.mask is None) == (name == "dpsgd")
+            assert own.mask is None or not own.model.flat[~own.mask.flat].any()
+            given.append(own.model.flat.clone())
+        return judge(held, mean, own, changes)
 
     monkeypatch.setattr(means, "judged", watched)
     gossip = simulate(context, Serial(context))
@@ -232,7 +284,8 @@ def test_changes_are_judged_alike_whether_they_were_encoded_or_not(name: str, me
         for index in range(2):
             population, _ = star.play(population, index)
         servers.append(population.server)
-    assert context.method.server is not None and context.method.server.global_model is not None
+    assert context.method.server is not None
+    assert context.method.server.global_model is not None
     one, same = (context.method.server.global_model(server).flat for server in servers)
     torch.testing.assert_close(one, same, rtol=0, atol=1e-5)
     assert not torch.allclose(one, context.params.flat, atol=1e-3)

@@ -232,10 +232,13 @@ class PeerHalf:
             neighbours in the graph. A run with it has no graph, and `Cost.requests` says how many it requests at most.
         consensus: `consensus(inbox, round)` returns one model made of every peer's last message; each message says in
             which round it was made.
+        mask: `mask(state)` returns the mask of the peer's next model, outside of which what arrives is cut away, and
+            which a message with support KNOWN assumes; None: it has all entries.
     """
 
     wants: Callable[[State, Round, tuple[int, ...]], tuple[int, ...]] | None = None
     consensus: Callable[[Inbox, Round], Tree] | None = None
+    mask: Callable[[State], Tree] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.method import Cost, Method, PeerHalf, Probe, Round, Server, ServerHalf, State, Sum, Tree, Work
-from sparsona.core.update import Inbox, Part, Support, Update, places
+from sparsona.core.update import Inbox, Part, Support, Update, mask_digest, places
 from sparsona.robust import Mean
 
 if TYPE_CHECKING:
@@ -53,6 +53,20 @@ class Held:
 
     update: Update
     masks: dict[str, Tree]
+
+
+@dataclass(frozen=True)
+class Own:
+    """What who judges has: the server's model, or a peer's own, and the mask outside of which it keeps nothing.
+
+    Args:
+        model: what models that clients send are measured from, and the value of entries that nobody whose update was
+            chosen holds; None: their median is in its place.
+        mask: the entries that count in norms, and the mask of messages that assume it; None: all entries.
+    """
+
+    model: Tree | None = None
+    mask: Tree | None = None
 
 
 @dataclass(frozen=True)
@@ -103,11 +117,14 @@ def with_mean(method: Method, mean: Mean | None, layout: Layout) -> Method:
             hint="leave --mean out",
         )
 
-    def own_model(state: State, probe: Probe, round_: Round) -> Tree | None:
-        """The model that a peer has without any message."""
+    mask_of = method.peer.mask
+
+    def own_model(state: State, probe: Probe, round_: Round) -> Own:
+        """The model that a peer has without any message, and its mask."""
         alone = method.receive(state, (), probe.uncharged(), round_)
         found = None if method.deploy is None else method.deploy(alone)
-        return found[0] if isinstance(found, tuple) else None
+        model = found[0] if isinstance(found, tuple) else None
+        return Own(model, None if mask_of is None else mask_of(state))
 
     def receive(state: State, inbox: Inbox, probe: Probe, round_: Round) -> Work:
         own = partial(own_model, state, probe, round_)
@@ -178,9 +195,9 @@ def _server_half(half: ServerHalf, mean: Mean, changes: frozenset[str]) -> Serve
         return replace(one, held=tuple(sorted((*one.held, *other.held), key=lambda held: held.update.sender)))
 
     def step(server: Server, total: Waiting, round_: Round) -> Server:
-        model = None if half.global_model is None else half.global_model(server)
+        own = Own(None if half.global_model is None else half.global_model(server))
         summed: Sum = half.zero(server, round_)
-        for update in judged(total.held, mean, model, changes):
+        for update in judged(total.held, mean, own, changes):
             summed = half.add(server, summed, update)
         return half.step(server, summed, round_)
 
@@ -192,40 +209,50 @@ def _peer_half(half: PeerHalf, mean: Mean, changes: frozenset[str]) -> PeerHalf:
     consensus = half.consensus
     if consensus is None:
         return half
-    return replace(half, consensus=lambda inbox, round_: consensus(judged_inbox(inbox, mean, None, changes), round_))
+    return replace(half, consensus=lambda inbox, round_: consensus(judged_inbox(inbox, mean, Own, changes), round_))
 
 
 def judged_inbox(
-    inbox: Inbox, mean: Mean, own: Callable[[], Tree | None] | None = None, changes: frozenset[str] = frozenset()
+    inbox: Inbox, mean: Mean, own: Callable[[], Own] = Own, changes: frozenset[str] = frozenset()
 ) -> Iterator[Update]:
     """A peer's messages with robust values. Its own model is not among them: it is trusted, and mixed with these.
 
     Args:
         inbox: the messages.
         mean: the robust mean.
-        own: makes the peer's own model, which is to messages what a server's is to updates; None: there is none.
+        own: makes the peer's own model, which is to messages what a server's is to updates, if there are messages.
         changes: as in `judged`.
 
     Returns:
         The messages with other values inside their own support.
     """
+    updates = tuple(inbox)
+    if not updates:
+        return
+    mine = own()
     held = []
-    for update in inbox:
-        masks = {name: part.mask for name, part in update.parts.items() if part.mask is not None}
-        held.append(Held(update, masks))
-    yield from judged(held, mean, None if own is None or not held else own(), changes)
+    for update in updates:
+        masks = {name: _mask(part, mine.mask) for name, part in update.parts.items()}
+        held.append(Held(update, {name: mask for name, mask in masks.items() if mask is not None}))
+    yield from judged(held, mean, mine, changes)
 
 
-def judged(
-    held: Sequence[Held], mean: Mean, model: Tree | None, changes: frozenset[str] = frozenset()
-) -> Iterator[Update]:
+def _mask(part: Part, own: Tree | None) -> Tree | None:
+    """The mask of a message's values, where the receiver has it. What else an update that was not encoded holds does
+    not count: results would depend on the executor."""
+    if part.support is not Support.KNOWN or own is None:
+        return part.bitmap
+    is_own = part.mask is not None and part.mask.identity is own.identity
+    return own if is_own or part.proof == mask_digest(own) else None
+
+
+def judged(held: Sequence[Held], mean: Mean, own: Own, changes: frozenset[str] = frozenset()) -> Iterator[Update]:
     """Updates with the robust value in place of theirs, in their order.
 
     Args:
         held: the updates of a round.
         mean: the robust mean.
-        model: the model of who judges, the server's or a peer's own: what models that clients send are measured from,
-            and the value of entries that nobody whose update was chosen holds; None: their median is in its place.
+        own: what who judges has.
         changes: the names of parts that are changes rather than models. `Part.is_change` does not say so: it is not
             part of a message, so that it would depend on the executor.
 
@@ -238,7 +265,7 @@ def judged(
     found: dict[int, Update] = {}
     for places_ in kinds.values():
         members = [held[place] for place in places_]
-        found.update(zip(places_, _judge(members, mean, model, changes), strict=True))
+        found.update(zip(places_, _judge(members, mean, own, changes), strict=True))
     return (found[place] for place in range(len(held)))
 
 
@@ -256,7 +283,7 @@ def _width(one: Held, name: str) -> int:
     return part.layout.size if name in one.masks or part.support is Support.DENSE else part.num_values
 
 
-def _judge(members: Sequence[Held], mean: Mean, model: Tree | None, changes: frozenset[str]) -> list[Update]:
+def _judge(members: Sequence[Held], mean: Mean, own: Own, changes: frozenset[str]) -> list[Update]:
     import torch
 
     names = [name for name, part in sorted(members[0].update.parts.items()) if not part.is_mask]
@@ -280,9 +307,10 @@ def _judge(members: Sequence[Held], mean: Mean, model: Tree | None, changes: fro
             held[row, place] = mask
     models = {name: span for name, span in spans.items() if name not in changes}
     if mean.name == "norm-bound":
-        found = _bounded(values, held, mean, _centre(members[0].update, models, values, held, model))
+        counted = _counted(members[0].update, spans, values, held, own.mask)
+        found = _bounded(values, counted, mean, _centre(members[0].update, models, values, held, own.model))
     elif held is not None and mean.name in CHOOSING:
-        unheld = _centre(members[0].update, models, values, held, model)
+        unheld = _centre(members[0].update, models, values, held, own.model)
         found = CHOOSING[mean.name](values, held, mean, unheld).expand(len(members), -1)
     else:
         found = RULES[mean.name](values, held, mean).expand(len(members), -1)
@@ -291,8 +319,8 @@ def _judge(members: Sequence[Held], mean: Mean, model: Tree | None, changes: fro
         parts = dict(one.update.parts)
         for name, (start, width) in spans.items():
             new = found[row, start : start + width]
-            own = one.masks.get(name)
-            inside = new if own is None else new.index_select(0, places(own).to(new.device))
+            mask_ = one.masks.get(name)
+            inside = new if mask_ is None else new.index_select(0, places(mask_).to(new.device))
             parts[name] = parts[name].carrying(inside)
         judged_.append(replace(one.update, parts=parts))
     return judged_
@@ -382,9 +410,9 @@ RULES: dict[str, Callable[[Tensor, Tensor | None, Mean], Tensor]] = {
 }
 
 
-def _bounded(values: Tensor, held: Tensor | None, mean: Mean, centre: Tensor) -> Tensor:
-    """Changes scaled down to a norm, around a centre (Sun et al., 2019)."""
-    lengths = norms(values, held, centre)
+def _bounded(values: Tensor, counted: Tensor | None, mean: Mean, centre: Tensor) -> Tensor:
+    """Changes scaled down to a norm over the entries that count, around a centre (Sun et al., 2019)."""
+    lengths = norms(values, counted, centre)
     bound = lengths.quantile(0.5) if mean.bound is None else lengths.new_tensor(mean.bound)
     shares = (bound / lengths.clamp(min=1e-30)).clamp(max=1.0)[:, None]
     # An update within the bound is the same to the bit.
@@ -400,18 +428,39 @@ def _centre(
     centre, known = values.new_zeros(values.shape[1]), None
     for name, (start, width) in models.items():
         part, place = update.parts[name], slice(start, start + width)
-        shapes = dict(zip(part.layout.names, (slot.shape for slot in part.layout.slots), strict=True))
-        if model is not None and width == part.layout.size and _has(model, shapes):
-            centre[place] = model.select(part.layout.names).flat.to(values.device)
-            continue
-        known = median(values, held, Mean("median")) if known is None else known
-        centre[place] = known[place]
+        same = _entries(model, part, width)
+        if same is None:
+            known = median(values, held, Mean("median")) if known is None else known
+            same = known[place]
+        centre[place] = same.to(values.device)
     return centre
 
 
-def _has(model: Tree, shapes: dict[str, tuple[int, ...]]) -> bool:
-    own = {slot.name: slot.shape for slot in model.layout.slots}
-    return all(own.get(name) == shape for name, shape in shapes.items())
+def _counted(
+    update: Update, spans: dict[str, tuple[int, int]], values: Tensor, held: Tensor | None, mask: Tree | None
+) -> Tensor | None:
+    """The entries of each update that count in its norm: those that it holds and that who judges keeps. A peer's own
+    model is 0 outside of its mask: all that others hold there would be a change, which is cut away afterwards."""
+    import torch
+
+    if mask is None:
+        return held
+    kept = torch.ones(values.shape[1], dtype=torch.bool, device=values.device)
+    for name, (start, width) in spans.items():
+        same = _entries(mask, update.parts[name], width)
+        if same is not None:
+            kept[start : start + width] = same.to(values.device)
+    return kept.expand(values.shape) if held is None else held & kept
+
+
+def _entries(tree: Tree | None, part: Part, width: int) -> Tensor | None:
+    """The entries of a tree that a part's columns belong to; None: it has no such tensors."""
+    if tree is None or width != part.layout.size:
+        return None
+    shapes = {slot.name: slot.shape for slot in tree.layout.slots}
+    if any(shapes.get(slot.name) != slot.shape for slot in part.layout.slots):
+        return None
+    return tree.select(part.layout.names).flat
 
 
 def norms(values: Tensor, held: Tensor | None, centre: Tensor, per_entry: bool = False) -> Tensor:
