@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small_runs import context_of, played
+from torch import nn
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
@@ -17,11 +18,20 @@ from sparsona.core.tree import Tree, leaves
 from sparsona.core.update import Support, Update, dense, masked
 from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
+from sparsona.executors.stacked import Stacked
 from sparsona.executors.workers import Workers
 from sparsona.robust import Mean, means, read_mean
-from sparsona.robust.means import RULES, judged_inbox, median, norms, squared_distances
+from sparsona.robust.means import RULES, Own, judged_inbox, median, norms, squared_distances
+from sparsona.wire.codec import decode, encode
 
 NUM, SIZE = 7, 11
+
+
+def smooth_net() -> nn.Module:
+    """Without kinks, where rounding would become a difference."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10))
+
+
 RANDOM = np.random.default_rng(0)
 VALUES = RANDOM.normal(size=(NUM, SIZE)).astype(np.float32)
 VALUES[2] += 50  # a liar
@@ -106,8 +116,11 @@ def test_geometric_median_has_the_smallest_sum_of_distances() -> None:
     assert np.isfinite(taken("geometric-median", HELD)).all()
 
 
-def message_of(sender: int, tree: Tree, mask: Tree | None = None, is_change: bool = False) -> Update:
-    part = dense(tree, is_change=is_change) if mask is None else masked(tree, mask, Support.BITS, is_change=is_change)
+CHANGES = frozenset({"model"})
+
+
+def message_of(sender: int, tree: Tree, mask: Tree | None = None) -> Update:
+    part = dense(tree) if mask is None else masked(tree, mask, Support.BITS)
     return Update(sender, 0, 1.0, {"model": part})
 
 
@@ -119,17 +132,19 @@ def test_a_judged_message_keeps_its_support_and_norms_are_bounded() -> None:
     for place, found in enumerate(judged_inbox(messages, Mean("median"))):
         assert found.sender == place
         np.testing.assert_allclose(found.parts["model"].values.numpy(), expected[HELD[place]])
-    changes = [message_of(place, tree, is_change=True) for place, tree in enumerate(trees)]
+    dense_ones = [message_of(place, tree) for place, tree in enumerate(trees)]
+
+    def bounded(mean: Mean) -> np.ndarray:
+        return np.stack([one.parts["model"].values.numpy() for one in judged_inbox(dense_ones, mean, changes=CHANGES)])
+
     lengths = np.linalg.norm(VALUES, axis=1)
-    found = np.stack([one.parts["model"].values.numpy() for one in judged_inbox(changes, Mean("norm-bound"))])
+    found = bounded(Mean("norm-bound"))
     within = lengths <= np.median(lengths)
     assert np.array_equal(found[within], VALUES[within])  # to the bit
     np.testing.assert_allclose(np.linalg.norm(found[~within], axis=1), np.median(lengths), rtol=1e-5)
-    short = np.stack([one.parts["model"].values.numpy() for one in judged_inbox(changes, Mean("norm-bound", 0.5))])
-    np.testing.assert_allclose(np.linalg.norm(short, axis=1), 0.5, rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(bounded(Mean("norm-bound", 0.5)), axis=1), 0.5, rtol=1e-5)
     # Of models, the distance to their median is bounded.
-    models = [message_of(place, tree) for place, tree in enumerate(trees)]
-    near = torch.stack([one.parts["model"].values for one in judged_inbox(models, Mean("norm-bound", 0.5))])
+    near = torch.stack([one.parts["model"].values for one in judged_inbox(dense_ones, Mean("norm-bound", 0.5))])
     centre = torch.from_numpy(np.median(VALUES, axis=0).astype(np.float32))
     assert float(norms(near, None, centre).max()) < 0.5001
 
@@ -146,10 +161,11 @@ def test_an_entry_that_only_lies_hold_keeps_the_value_of_who_judges(text: str, i
     held[:6, 30:] = False
     own = Tree.of({"w": torch.full((40,), 0.25)})
     messages = [
-        message_of(place, Tree.of({"w": row.where(mask, 0.0)}), Tree.of({"w": mask}), is_change)
+        decode(encode(message_of(place, Tree.of({"w": row.where(mask, 0.0)}), Tree.of({"w": mask}))))
         for place, (row, mask) in enumerate(zip(values, held, strict=True))
     ]
-    liar = list(judged_inbox(messages, mean, lambda: own))[7].parts["model"].values
+    changes = CHANGES if is_change else frozenset()
+    liar = list(judged_inbox(messages, mean, lambda: Own(own), changes))[7].parts["model"].values
     assert torch.equal(liar[30:], torch.full((10,), 0.0 if is_change else 0.25))
     assert liar[:30].abs().max() < 0.1
 
@@ -158,21 +174,73 @@ def test_a_peer_is_moved_by_a_bounded_norm_from_its_own_model() -> None:
     """Its neighbours' median is no centre: of an entry that few hold, lies can be the median."""
     own = Tree.of({"w": torch.from_numpy(VALUES[0])})
     messages = [message_of(place, Tree.of({"w": torch.from_numpy(row)})) for place, row in enumerate(VALUES)]
-    near = [one.parts["model"].values for one in judged_inbox(messages, Mean("norm-bound", 0.5), lambda: own)]
+    near = [one.parts["model"].values for one in judged_inbox(messages, Mean("norm-bound", 0.5), lambda: Own(own))]
     assert torch.equal(near[0], own.flat)
     assert float(norms(torch.stack(near), None, own.flat).max()) < 0.5001
 
 
-@pytest.mark.parametrize("name", ["dispfl", "dpsgd"])
+def test_entries_that_a_peer_cuts_away_do_not_count_in_norms() -> None:
+    """Its own model is 0 there, so that they would make the bound larger. A regrown entry is 0 as well, and counts."""
+    random = torch.Generator().manual_seed(0)
+    inside = torch.arange(40) < 20
+    own = torch.ones(40).where(inside, 0.0)
+    own[0] = 0.0  # regrown
+    values = torch.ones(40) + torch.randn((NUM, 40), generator=random) * 0.01
+    values[:, 0] = 0.0
+    values[2, :20] += 2.0
+    values[3, 0] = 9.0
+    trees = [Tree.of({"w": row}) for row in values]
+    masks = [Tree.of({"w": torch.rand(40, generator=random) < 0.8}) for _ in trees]
+    for mask in masks:
+        mask.flat[0] = True
+    held = torch.stack([mask.flat for mask in masks])
+    messages = [message_of(place, tree, mask) for place, (tree, mask) in enumerate(zip(trees, masks, strict=True))]
+    mine = Own(Tree.of({"w": own}), Tree.of({"w": inside}))
+    found = torch.zeros_like(values)
+    for row, one in enumerate(judged_inbox(messages, Mean("norm-bound"), lambda: mine)):
+        found[row, held[row]] = one.parts["model"].values
+    bound = norms(values, held & inside, own).median()
+    assert bound < 0.1
+    after = norms(found, held & inside, own)
+    assert float(after.max()) < 1.001 * bound
+    np.testing.assert_allclose(after[2:4], bound, rtol=1e-4)  # the two that lie
+
+
+PEERS = ["dispfl", "dpsgd", "dpsgd:density=0.5"]
+
+
+@pytest.mark.parametrize("mean", ["norm-bound", "krum:1"])
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_judge_alike_whether_messages_were_encoded_or_not(name: str, mean: str, monkeypatch) -> None:
+    """Where messages have no bitmap, the mask is the peer's own: the centre is its model, not the median of others."""
+    context = context_of(name, smooth_net, mean=mean, per_round=5, rounds=3, data_rate=0.1)
+    medians: list[int] = []
+    monkeypatch.setattr(means, "median", lambda values, held, mean: medians.append(1) or median(values, held, mean))
+    found = []
+    for executor in (Serial, Stacked):
+        gossip = simulate(context, executor(context))
+        population = gossip.start()
+        for index in range(3):
+            population, _ = gossip.play(population, index)
+        found.append([state.params.flat for _, state in sorted(population.states.items())])
+    assert not medians
+    for one, same in zip(*found, strict=True):
+        torch.testing.assert_close(one, same, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PEERS)
 def test_peers_judge_by_the_model_that_they_have(name: str, monkeypatch) -> None:
     """What `judged` is given is the State's model inside the mask that is trained next, whatever arrived."""
     context = context_of(name, mean="krum:1", rounds=2, per_round=5, data_rate=0.1)
     given: list[torch.Tensor] = []
     judge = means.judged
 
-    def watched(held, mean, model):
-        given.extend([] if model is None else [model.flat.clone()])
-        return judge(held, mean, model)
+    def watched(held, mean, own, changes):
+        if own.model is not None:
+            assert (own.mask is None) == (name == "dpsgd")
+            assert own.mask is None or not own.model.flat[~own.mask.flat].any()
+            given.append(own.model.flat.clone())
+        return judge(held, mean, own, changes)
 
     monkeypatch.setattr(means, "judged", watched)
     gossip = simulate(context, Serial(context))
@@ -199,6 +267,28 @@ def test_the_robust_mean_of_one_client_is_that_client(name: str) -> None:
     for other in found[1:]:
         for one, same in zip(found[0], other, strict=True):
             torch.testing.assert_close(one, same, rtol=1e-6, atol=1e-7)
+
+
+EVERY_MEAN = ["median", "trimmed:0.2", "norm-bound", "krum:1", "multi-krum:1,2", "geometric-median"]
+
+
+@pytest.mark.parametrize("mean", EVERY_MEAN)
+@pytest.mark.parametrize("name", ["fedspa", "pfedgate", "scaffold"])
+def test_changes_are_judged_alike_whether_they_were_encoded_or_not(name: str, mean: str) -> None:
+    """`serial` encodes updates, `stacked` does not: which parts are changes must not be read from a part."""
+    context = context_of(name, smooth_net, mean=mean, per_round=5, rounds=2, data_rate=0.1)
+    servers = []
+    for executor in (Serial, Stacked):
+        star = simulate(context, executor(context))
+        population = star.start()
+        for index in range(2):
+            population, _ = star.play(population, index)
+        servers.append(population.server)
+    assert context.method.server is not None
+    assert context.method.server.global_model is not None
+    one, same = (context.method.server.global_model(server).flat for server in servers)
+    torch.testing.assert_close(one, same, rtol=0, atol=1e-5)
+    assert not torch.allclose(one, context.params.flat, atol=1e-3)
 
 
 def test_partial_sums_merge_in_client_order() -> None:

@@ -232,10 +232,13 @@ class PeerHalf:
             neighbours in the graph. A run with it has no graph, and `Cost.requests` says how many it requests at most.
         consensus: `consensus(inbox, round)` returns one model made of every peer's last message; each message says in
             which round it was made.
+        mask: `mask(state)` returns the mask of the peer's next model, outside of which what arrives is cut away, and
+            which a message with support KNOWN assumes; None: it has all entries.
     """
 
     wants: Callable[[State, Round, tuple[int, ...]], tuple[int, ...]] | None = None
     consensus: Callable[[Inbox, Round], Tree] | None = None
+    mask: Callable[[State], Tree] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +311,12 @@ class Method:
         if self.server is not None and self.server.global_model is not None:
             return GLOBAL
         return CONSENSUS if self.peer is not None and self.peer.consensus is not None else None
+
+    def message_sizes(self, layout: Layout) -> tuple[tuple[PartSize, ...], tuple[PartSize, ...]]:
+        """The parts that a client receives and those that it sends, by `cost`; they do not depend on the round. A
+        message that was decoded does not say which of them are changes."""
+        cost = self.cost(layout, Client(0, 1, num_validation=1), Round(0, 1, 1.0, 1, Seeds(0)))
+        return cost.down or (), cost.up or ()
 
 
 # Everything that a method file needs of the contract, from one place.

@@ -303,7 +303,7 @@ def _server_half(half: ServerHalf, up: Chain, down: Chain) -> ServerHalf:
 
 
 def _peer_half(half: PeerHalf, up: Chain) -> PeerHalf:
-    wants, consensus = half.wants, half.consensus
+    wants, consensus, mask = half.wants, half.consensus, half.mask
 
     def consensus_model(inbox: Inbox, round_: Round) -> Tree:
         assert consensus is not None
@@ -313,6 +313,7 @@ def _peer_half(half: PeerHalf, up: Chain) -> PeerHalf:
         half,
         wants=None if wants is None else lambda state, round_, available: wants(state.state, round_, available),
         consensus=None if consensus is None else consensus_model,
+        mask=None if mask is None else lambda state: mask(state.state),
     )
 
 

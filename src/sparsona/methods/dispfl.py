@@ -194,7 +194,7 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
         cost=cost,
         deploy=plain_weights,
         tune=phase,
-        peer=PeerHalf(consensus=consensus),
+        peer=PeerHalf(consensus=consensus, mask=lambda state: state.mask),
         trait=lambda state: state.mask,
         annealed=("prune_rate",),
     )

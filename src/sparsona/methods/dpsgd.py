@@ -198,5 +198,5 @@ def dpsgd(task: Task, config: DPSGDConfig) -> Method:
         cost=cost,
         deploy=plain_weights,
         tune=tune,
-        peer=PeerHalf(consensus=consensus),
+        peer=PeerHalf(consensus=consensus, mask=None if is_dense else lambda state: state.masks[0]),
     )

@@ -19,8 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.layout import Layout
 from sparsona.core.method import Cost, Method, PeerHalf, Probe, Round, Server, ServerHalf, State, Sum, Tree, Work
-from sparsona.core.update import Inbox, Part, Support, Update, places
+from sparsona.core.update import Inbox, Part, Support, Update, mask_digest, places
 from sparsona.robust import Mean
 
 if TYPE_CHECKING:
@@ -55,6 +56,20 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Own:
+    """What who judges has: the server's model, or a peer's own, and the mask outside of which it keeps nothing.
+
+    Args:
+        model: what models that clients send are measured from, and the value of entries that nobody whose update was
+            chosen holds; None: their median is in its place.
+        mask: the entries that count in norms, and the mask of messages that assume it; None: all entries.
+    """
+
+    model: Tree | None = None
+    mask: Tree | None = None
+
+
+@dataclass(frozen=True)
 class Waiting:
     """The Sum of a robust mean: all updates of a round."""
 
@@ -62,12 +77,13 @@ class Waiting:
     held: tuple[Held, ...] = ()
 
 
-def with_mean(method: Method, mean: Mean | None) -> Method:
+def with_mean(method: Method, mean: Mean | None, layout: Layout) -> Method:
     """The same method with a robust mean.
 
     Args:
         method: a method with a server, or of peers.
         mean: the mean; None: the method's own.
+        layout: of the model.
 
     Returns:
         A method whose server, or whose peers, take the robust mean.
@@ -79,14 +95,16 @@ def with_mean(method: Method, mean: Mean | None) -> Method:
         >>> from torch import nn
         >>> from sparsona.core.task import Task
         >>> from sparsona.methods.fedavg import FedAvgConfig, fedavg
-        >>> method = fedavg(Task(nn.Linear(4, 3), (4,), 3), FedAvgConfig())
-        >>> with_mean(method, Mean("median")).phases == method.phases
+        >>> task = Task(nn.Linear(4, 3), (4,), 3)
+        >>> method = fedavg(task, FedAvgConfig())
+        >>> with_mean(method, Mean("median"), task.layout).phases == method.phases
         True
     """
     if mean is None:
         return method
+    changes = frozenset(part.name for part in method.message_sizes(layout)[1] if part.is_change)
     if method.server is not None and method.server.comparable:
-        return replace(method, server=_server_half(method.server, mean))
+        return replace(method, server=_server_half(method.server, mean, changes))
     if method.peer is None or method.peer.wants is not None:
         why = "its clients send nothing"
         if method.server is not None:
@@ -99,21 +117,24 @@ def with_mean(method: Method, mean: Mean | None) -> Method:
             hint="leave --mean out",
         )
 
-    def own_model(state: State, probe: Probe, round_: Round) -> Tree | None:
-        """The model that a peer has without any message."""
+    mask_of = method.peer.mask
+
+    def own_model(state: State, probe: Probe, round_: Round) -> Own:
+        """The model that a peer has without any message, and its mask."""
         alone = method.receive(state, (), probe.uncharged(), round_)
         found = None if method.deploy is None else method.deploy(alone)
-        return found[0] if isinstance(found, tuple) else None
+        model = found[0] if isinstance(found, tuple) else None
+        return Own(model, None if mask_of is None else mask_of(state))
 
     def receive(state: State, inbox: Inbox, probe: Probe, round_: Round) -> Work:
         own = partial(own_model, state, probe, round_)
-        return method.receive(state, judged_inbox(inbox, mean, own), probe, round_)
+        return method.receive(state, judged_inbox(inbox, mean, own, changes), probe, round_)
 
     def finish(state: State, work: Work, inbox: Inbox, probe: Probe, round_: Round) -> tuple[State, Update | None]:
         own = partial(own_model, state, probe, round_)
-        return method.finish(state, work, judged_inbox(inbox, mean, own), probe, round_)
+        return method.finish(state, work, judged_inbox(inbox, mean, own, changes), probe, round_)
 
-    return replace(method, receive=receive, finish=finish, peer=_peer_half(method.peer, mean))
+    return replace(method, receive=receive, finish=finish, peer=_peer_half(method.peer, mean, changes))
 
 
 def with_robust_mean(make: Callable[[Any], Method], mean: Mean | None) -> Callable[[Any], Method]:
@@ -122,7 +143,7 @@ def with_robust_mean(make: Callable[[Any], Method], mean: Mean | None) -> Callab
 
 
 def _make(make: Callable[[Any], Method], mean: Mean, task: Any) -> Method:
-    return with_mean(make(task), mean)
+    return with_mean(make(task), mean, task.layout)
 
 
 def check_mean(mean: Mean, cost: Cost, name: str, num_updates: int, among_peers: bool) -> None:
@@ -157,7 +178,7 @@ def check_mean(mean: Mean, cost: Cost, name: str, num_updates: int, among_peers:
         )
 
 
-def _server_half(half: ServerHalf, mean: Mean) -> ServerHalf:
+def _server_half(half: ServerHalf, mean: Mean, changes: frozenset[str]) -> ServerHalf:
     def zero(server: Server, round_: Round) -> Waiting:
         return Waiting(round_)
 
@@ -174,9 +195,9 @@ def _server_half(half: ServerHalf, mean: Mean) -> ServerHalf:
         return replace(one, held=tuple(sorted((*one.held, *other.held), key=lambda held: held.update.sender)))
 
     def step(server: Server, total: Waiting, round_: Round) -> Server:
-        model = None if half.global_model is None else half.global_model(server)
+        own = Own(None if half.global_model is None else half.global_model(server))
         summed: Sum = half.zero(server, round_)
-        for update in judged(total.held, mean, model):
+        for update in judged(total.held, mean, own, changes):
             summed = half.add(server, summed, update)
         return half.step(server, summed, round_)
 
@@ -184,39 +205,56 @@ def _server_half(half: ServerHalf, mean: Mean) -> ServerHalf:
     return replace(half, zero=zero, add=add, step=step, merge=merge, takes_mean=False)
 
 
-def _peer_half(half: PeerHalf, mean: Mean) -> PeerHalf:
+def _peer_half(half: PeerHalf, mean: Mean, changes: frozenset[str]) -> PeerHalf:
     consensus = half.consensus
     if consensus is None:
         return half
-    return replace(half, consensus=lambda inbox, round_: consensus(judged_inbox(inbox, mean), round_))
+    return replace(half, consensus=lambda inbox, round_: consensus(judged_inbox(inbox, mean, Own, changes), round_))
 
 
-def judged_inbox(inbox: Inbox, mean: Mean, own: Callable[[], Tree | None] | None = None) -> Iterator[Update]:
+def judged_inbox(
+    inbox: Inbox, mean: Mean, own: Callable[[], Own] = Own, changes: frozenset[str] = frozenset()
+) -> Iterator[Update]:
     """A peer's messages with robust values. Its own model is not among them: it is trusted, and mixed with these.
 
     Args:
         inbox: the messages.
         mean: the robust mean.
-        own: makes the peer's own model, which is to messages what a server's is to updates; None: there is none.
+        own: makes the peer's own model, which is to messages what a server's is to updates, if there are messages.
+        changes: as in `judged`.
 
     Returns:
         The messages with other values inside their own support.
     """
+    updates = tuple(inbox)
+    if not updates:
+        return
+    mine = own()
     held = []
-    for update in inbox:
-        masks = {name: part.mask for name, part in update.parts.items() if part.mask is not None}
-        held.append(Held(update, masks))
-    yield from judged(held, mean, None if own is None or not held else own())
+    for update in updates:
+        masks = {name: _mask(part, mine.mask) for name, part in update.parts.items()}
+        held.append(Held(update, {name: mask for name, mask in masks.items() if mask is not None}))
+    yield from judged(held, mean, mine, changes)
 
 
-def judged(held: Sequence[Held], mean: Mean, model: Tree | None) -> Iterator[Update]:
+def _mask(part: Part, own: Tree | None) -> Tree | None:
+    """The mask of a message's values, where the receiver has it. What else an update that was not encoded holds does
+    not count: results would depend on the executor."""
+    if part.support is not Support.KNOWN or own is None:
+        return part.bitmap
+    is_own = part.mask is not None and part.mask.identity is own.identity
+    return own if is_own or part.proof == mask_digest(own) else None
+
+
+def judged(held: Sequence[Held], mean: Mean, own: Own, changes: frozenset[str] = frozenset()) -> Iterator[Update]:
     """Updates with the robust value in place of theirs, in their order.
 
     Args:
         held: the updates of a round.
         mean: the robust mean.
-        model: the model of who judges, the server's or a peer's own: what models that clients send are measured from,
-            and the value of entries that nobody whose update was chosen holds; None: their median is in its place.
+        own: what who judges has.
+        changes: the names of parts that are changes rather than models. `Part.is_change` does not say so: it is not
+            part of a message, so that it would depend on the executor.
 
     Returns:
         The updates with other values inside their own support.
@@ -227,7 +265,7 @@ def judged(held: Sequence[Held], mean: Mean, model: Tree | None) -> Iterator[Upd
     found: dict[int, Update] = {}
     for places_ in kinds.values():
         members = [held[place] for place in places_]
-        found.update(zip(places_, _judge(members, mean, model), strict=True))
+        found.update(zip(places_, _judge(members, mean, own, changes), strict=True))
     return (found[place] for place in range(len(held)))
 
 
@@ -245,7 +283,7 @@ def _width(one: Held, name: str) -> int:
     return part.layout.size if name in one.masks or part.support is Support.DENSE else part.num_values
 
 
-def _judge(members: Sequence[Held], mean: Mean, model: Tree | None) -> list[Update]:
+def _judge(members: Sequence[Held], mean: Mean, own: Own, changes: frozenset[str]) -> list[Update]:
     import torch
 
     names = [name for name, part in sorted(members[0].update.parts.items()) if not part.is_mask]
@@ -267,10 +305,12 @@ def _judge(members: Sequence[Held], mean: Mean, model: Tree | None) -> list[Upda
             values[row, place][mask] = part.values
             assert held is not None
             held[row, place] = mask
+    models = {name: span for name, span in spans.items() if name not in changes}
     if mean.name == "norm-bound":
-        found = _bounded(values, held, mean, _centre(members[0].update, spans, values, held, model))
+        counted = _counted(members[0].update, spans, values, held, own.mask)
+        found = _bounded(values, counted, mean, _centre(members[0].update, models, values, held, own.model))
     elif held is not None and mean.name in CHOOSING:
-        unheld = _centre(members[0].update, spans, values, held, model)
+        unheld = _centre(members[0].update, models, values, held, own.model)
         found = CHOOSING[mean.name](values, held, mean, unheld).expand(len(members), -1)
     else:
         found = RULES[mean.name](values, held, mean).expand(len(members), -1)
@@ -279,8 +319,8 @@ def _judge(members: Sequence[Held], mean: Mean, model: Tree | None) -> list[Upda
         parts = dict(one.update.parts)
         for name, (start, width) in spans.items():
             new = found[row, start : start + width]
-            own = one.masks.get(name)
-            inside = new if own is None else new.index_select(0, places(own).to(new.device))
+            mask_ = one.masks.get(name)
+            inside = new if mask_ is None else new.index_select(0, places(mask_).to(new.device))
             parts[name] = parts[name].carrying(inside)
         judged_.append(replace(one.update, parts=parts))
     return judged_
@@ -370,9 +410,9 @@ RULES: dict[str, Callable[[Tensor, Tensor | None, Mean], Tensor]] = {
 }
 
 
-def _bounded(values: Tensor, held: Tensor | None, mean: Mean, centre: Tensor) -> Tensor:
-    """Changes scaled down to a norm, around a centre (Sun et al., 2019)."""
-    lengths = norms(values, held, centre)
+def _bounded(values: Tensor, counted: Tensor | None, mean: Mean, centre: Tensor) -> Tensor:
+    """Changes scaled down to a norm over the entries that count, around a centre (Sun et al., 2019)."""
+    lengths = norms(values, counted, centre)
     bound = lengths.quantile(0.5) if mean.bound is None else lengths.new_tensor(mean.bound)
     shares = (bound / lengths.clamp(min=1e-30)).clamp(max=1.0)[:, None]
     # An update within the bound is the same to the bit.
@@ -381,27 +421,46 @@ def _bounded(values: Tensor, held: Tensor | None, mean: Mean, centre: Tensor) ->
 
 
 def _centre(
-    update: Update, spans: dict[str, tuple[int, int]], values: Tensor, held: Tensor | None, model: Tree | None
+    update: Update, models: dict[str, tuple[int, int]], values: Tensor, held: Tensor | None, model: Tree | None
 ) -> Tensor:
     """What changes are measured from: 0 for changes; for models that of who judges, the server's, which was sent, or a
     peer's own, or else their median."""
     centre, known = values.new_zeros(values.shape[1]), None
-    for name, (start, width) in spans.items():
+    for name, (start, width) in models.items():
         part, place = update.parts[name], slice(start, start + width)
-        if part.is_change:
-            continue
-        shapes = dict(zip(part.layout.names, (slot.shape for slot in part.layout.slots), strict=True))
-        if model is not None and width == part.layout.size and _has(model, shapes):
-            centre[place] = model.select(part.layout.names).flat.to(values.device)
-            continue
-        known = median(values, held, Mean("median")) if known is None else known
-        centre[place] = known[place]
+        same = _entries(model, part, width)
+        if same is None:
+            known = median(values, held, Mean("median")) if known is None else known
+            same = known[place]
+        centre[place] = same.to(values.device)
     return centre
 
 
-def _has(model: Tree, shapes: dict[str, tuple[int, ...]]) -> bool:
-    own = {slot.name: slot.shape for slot in model.layout.slots}
-    return all(own.get(name) == shape for name, shape in shapes.items())
+def _counted(
+    update: Update, spans: dict[str, tuple[int, int]], values: Tensor, held: Tensor | None, mask: Tree | None
+) -> Tensor | None:
+    """The entries of each update that count in its norm: those that it holds and that who judges keeps. A peer's own
+    model is 0 outside of its mask: all that others hold there would be a change, which is cut away afterwards."""
+    import torch
+
+    if mask is None:
+        return held
+    kept = torch.ones(values.shape[1], dtype=torch.bool, device=values.device)
+    for name, (start, width) in spans.items():
+        same = _entries(mask, update.parts[name], width)
+        if same is not None:
+            kept[start : start + width] = same.to(values.device)
+    return kept.expand(values.shape) if held is None else held & kept
+
+
+def _entries(tree: Tree | None, part: Part, width: int) -> Tensor | None:
+    """The entries of a tree that a part's columns belong to; None: it has no such tensors."""
+    if tree is None or width != part.layout.size:
+        return None
+    shapes = {slot.name: slot.shape for slot in tree.layout.slots}
+    if any(shapes.get(slot.name) != slot.shape for slot in part.layout.slots):
+        return None
+    return tree.select(part.layout.names).flat
 
 
 def norms(values: Tensor, held: Tensor | None, centre: Tensor, per_entry: bool = False) -> Tensor:

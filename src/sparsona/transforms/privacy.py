@@ -20,7 +20,7 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.layout import Layout
 from sparsona.core.method import Method, Probe, Round, Server, ServerHalf, State, Sum, Work
 from sparsona.core.round import Client
-from sparsona.core.seeds import Seeds, generator
+from sparsona.core.seeds import generator
 from sparsona.core.tree import Tree
 from sparsona.core.update import Inbox, Part, PartSize, Support, Update, dense, message
 from sparsona.transforms.clip import Clip
@@ -128,8 +128,7 @@ def with_privacy(method: Method, privacy: Privacy, cohort: int, layout: Layout) 
         SparsonaError: nothing can be said about what a client changes by what this method sends.
     """
     check_private(method, privacy, layout)
-    # By the method's `cost`: a message that was decoded does not say what is a change.
-    sent = _sent(method, layout)[1]
+    sent = method.message_sizes(layout)[1]
     models = frozenset(part.name for part in sent if not part.is_mask and not part.is_change)
     if privacy.kind == CENTRAL:
         assert method.server is not None
@@ -176,13 +175,7 @@ def sent_in_the_clear(method: Method, layout: Layout) -> tuple[str, ...]:
     Returns:
         Their names.
     """
-    return tuple(part.name for part in _sent(method, layout)[1] if part.is_mask)
-
-
-def _sent(method: Method, layout: Layout) -> tuple[tuple[PartSize, ...], tuple[PartSize, ...]]:
-    """What a client receives and sends, by the method's `cost`; the parts do not depend on the round."""
-    cost = method.cost(layout, Client(0, 1, num_validation=1), Round(0, 1, 1.0, 1, Seeds(0)))
-    return cost.down or (), cost.up or ()
+    return tuple(part.name for part in method.message_sizes(layout)[1] if part.is_mask)
 
 
 def check_private(method: Method, privacy: Privacy, layout: Layout) -> None:
@@ -193,7 +186,7 @@ def check_private(method: Method, privacy: Privacy, layout: Layout) -> None:
         privacy: who adds noise.
         layout: of the model.
     """
-    down, up = _sent(method, layout)
+    down, up = method.message_sizes(layout)
     values = [part for part in up if not part.is_mask]
     if method.server is None:
         who = "whose clients send to each other" if method.peer is not None else "whose clients send nothing"
