@@ -220,7 +220,7 @@ def test_a_result_that_is_written_again_is_said(runs, federation, say, capsys, n
 
 @pytest.mark.parametrize("name", ["summary.json", "global.safetensors"])
 def test_a_result_is_replaced_only_when_it_can_be(runs, federation, capsys, name):
-    """Refused rounds, or data that is not given, leave everything as it was: what is wrong is not made to look right."""
+    """Refused rounds, or data that is not given, leave everything as it was: what is wrong does not look right."""
     path = runs / "finished"
     (path / name).write_bytes((path / name).read_bytes() + b" ")
     before = {one: one.read_bytes() for one in path.rglob("*") if one.is_file() and one.name != "lock"}

@@ -285,8 +285,8 @@ class RunFolder:
         return (self.path / name).exists() and (self.seal is None or name in self.seal.files)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file that belongs to the run's end. The manifest gets its digest when the folder is released; where it
-        has that of another content, either will do until then."""
+        """Write a file that belongs to the run's end. The manifest gets its digest when the folder is released. Where
+        it has that of another content, either will do until then."""
         made, seal = digest(data), self.seal
         if seal is not None and made not in (known := seal.files.get(name, (made,))):
             self._reseal(seal.with_file(name, *known[-1:], made))
