@@ -13,23 +13,22 @@ from click.testing import CliRunner
 
 import sparsona as sp
 from sparsona.analysis import extra
+from sparsona.analysis.numbers import numbers
 from sparsona.analysis.privacy import (
     PrivacyPlan,
+    Spent,
     gaussian_epsilon,
     noise_for,
     sampled_epsilon,
     show_epsilon,
-    spent,
 )
-from sparsona.analysis.protocol import read_protocol
+from sparsona.analysis.protocol import compare_protocols, read_protocol
 from sparsona.analysis.table import figures
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.experiment import build
 from sparsona.experiment.train import describe_run
 from sparsona.methods import card
-from sparsona.runs.folder import RunFolder
-from sparsona.runs.records import Records
 from sparsona.transforms.privacy import Privacy
 
 below = NormalDist().cdf
@@ -151,30 +150,91 @@ def test_central_counts_sampling_only_where_it_is_uniform(tmp_path):
     assert spent["round-robin"].epsilon == gaussian_epsilon(8.0, 1e-5, 2)  # nobody took part in all three rounds
 
 
-def test_the_run_spends_no_more_than_its_busiest_client(tmp_path):
-    """Both bounds hold for a run: the one that needs no secret draw is taken where it is the smaller."""
-    options = {**TINY, "clients": 10, "per_round": 1, "rounds": 2, "privacy": "central:noise=1.0"}
-    found = sp.train("fedavg", **options, out=tmp_path / "run").privacy()
-    assert sampled_epsilon(1.0, 1e-5, 2, 1, 10) > max(found.clients)  # else this seed shows nothing
-    assert found.epsilon == max(found.clients) == gaussian_epsilon(1.0, 1e-5, 1)
-    assert found.drawn_from is None
-    assert "nobody knows" not in found.sentence()
-    assert found.rows()[0]["of"] == "run"
+@pytest.mark.parametrize("per_round", [1, 3])
+def test_the_choice_of_a_bound_does_not_depend_on_the_draw(tmp_path, per_round):
+    """Who reads a figure that was chosen by the draw learns of the draw, and then a bound that needs a secret draw is
+    not proven: the run's is the same for every seed, also where that of its busiest client is smaller."""
+    options = {**TINY, "clients": 10, "per_round": per_round, "rounds": 2, "privacy": "central:noise=1.0"}
+    runs = [sp.train("fedavg", **options, seed=seed, out=tmp_path / str(seed)) for seed in range(3)]
+    found = [run.privacy() for run in runs]
+    secret = sampled_epsilon(1.0, 1e-5, 2, per_round, 10)
+    assert {one.epsilon for one in found} == {secret}
+    if per_round == 1:
+        assert min(max(one.clients) for one in found) < secret  # else these seeds show nothing
+    assert len({run.protocol.partition("epsilon: ")[2].partition("noise: ")[0] for run in runs}) == 1
+    run, busiest = found[0].rows()[:2]
+    assert run == {"of": "run, if nobody knows who was drawn", "epsilon": show_epsilon(secret)}
+    assert busiest["of"] == "busiest client, for whoever knows who was drawn"
+    assert busiest["epsilon"] == show_epsilon(max(found[0].clients))
+    shown = " ".join(CliRunner().invoke(cli, ["privacy", str(runs[0].path)]).output.split())
+    assert "publish the run's epsilon or those of clients, not both" in shown
+    topics = dict(read_protocol(runs[0].protocol))
+    assert f"It holds if nobody knows which {per_round} of the 10 clients are drawn in a round." in topics["epsilon"]
+    known = show_epsilon(gaussian_epsilon(1.0, 1e-5, 2))
+    assert f"Epsilon is at most {known} for whoever knows who was drawn" in topics["epsilon if draws are known"]
+    assert Spent.of_brief(runs[0].summary["privacy"]).sentence() == found[0].sentence()
 
 
-def test_without_the_turns_of_all_who_were_drawn_the_busiest_client_is_not_known(tmp_path, monkeypatch):
-    options = {**TINY, "clients": 10, "per_round": 1, "rounds": 2, "privacy": "central:noise=1.0"}
-    run = sp.train("fedavg", **options, out=tmp_path / "run")
-    turns = Records.turns
-    monkeypatch.setattr(Records, "turns", lambda self: [row for row in turns(self) if row.round])
-    found = spent(RunFolder.open(run.path))
-    assert found.epsilon == sampled_epsilon(1.0, 1e-5, 2, 1, 10) > max(found.clients)
+def test_the_condition_names_what_a_sampler_looks_at(tmp_path):
+    def first(round_, clients, available, generator):
+        return available
+
+    options = {**TINY, "rounds": 1, "privacy": "central:noise=8.0"}
+    said = {
+        name: sp.train("fedavg", **options, sampler=sampler, out=tmp_path / name).protocol
+        for name, sampler in (("size", "size"), ("function", first), ("round-robin", "round-robin"))
+    }
+    assert "replaced by any other of the same size, since clients are drawn by size." in said["size"]
+    assert "It holds if the function that samples clients does not look at data." in said["function"]
+    assert "replaced by any other.\n" in said["round-robin"]
+
+
+def test_rounds_that_patience_decides_are_not_covered(tmp_path):
+    said = {
+        patience: sp.train(
+            "fedavg", **{**TINY, "data_rate": 0.3}, patience=patience, privacy="central:noise=8.0",
+            out=tmp_path / str(patience),
+        ).protocol
+        for patience in (1, None)
+    }  # fmt: skip
+    assert "the number of rounds, which patience decides by validation data" in said[1]
+    assert "the number of rounds" not in said[None].partition("not covered: ")[2]
+
+
+def test_of_several_seeds_the_largest_epsilon_is_that_of_the_method(tmp_path):
+    """A mean of bounds is no bound."""
+    options = {**TINY, "per_round": 1, "rounds": 4, "seeds": 3, "privacy": "local:noise=3.0"}
+    both = sp.compare(["fedavg"], **options, out=tmp_path / "both")
+    found = [run.privacy().epsilon for run in both.runs]
+    assert min(found) < max(found)  # else these seeds show nothing
+    (row,) = both.figures()
+    assert row["epsilon"] == {"largest": max(found)}
+    assert both.table()[0]["epsilon"] == show_epsilon(max(found))
+    (line,) = numbers([run.view for run in both.runs])
+    assert line["epsilon"] == max(found)
+    assert "epsilon_spread" not in line
+    shared, own = compare_protocols({"FedAvg": [run.protocol for run in both.runs]})
+    (said,) = [text for topic, text in shared if topic == "epsilon"]
+    assert said.startswith(f"Epsilon is {show_epsilon(max(found))} at delta")
+    assert said.endswith("That is the largest of 3 runs.")
+    assert not own
+
+
+def test_of_two_conditions_that_of_the_largest_epsilon_is_said():
+    """Runs of older versions have either."""
+    secret = "Epsilon is 4.4 at delta 1e-05 after 2 rounds. It holds if nobody knows who was drawn."
+    for known in ("Epsilon is 4.38 at delta 1e-05.", "Epsilon is above 1e+06 at delta 1e-05."):
+        shared, _ = compare_protocols({"FedAvg": [f"epsilon: {secret}", f"epsilon: {known}"]})
+        largest = known if "above" in known else secret
+        assert shared == [("epsilon", f"{largest} That is the largest of 2 runs.")]
 
 
 def test_epsilon_is_rounded_up():
-    assert [show_epsilon(value) for value in (0.0, 10.001, 4.371, 0.01234, 123456.0)] == [
-        "0", "10.1", "4.38", "0.0124", "1.24e+05"
+    assert [show_epsilon(value) for value in (0.0, 10.001, 4.371, 0.01234, 123456.0, 9.999, 1.1, 4.38, 100.0)] == [
+        "0", "10.1", "4.38", "0.0124", "1.24e+05", "10", "1.1", "4.38", "100"
     ]  # fmt: skip
+    for value in (math.nextafter(4.38, 5), 4.38 * (1 + 1e-12), math.nextafter(0.1, 1)):
+        assert float(show_epsilon(value)) >= value
 
 
 def test_every_round_with_central_noise_counts_also_if_nobody_came(tmp_path):
@@ -213,7 +273,7 @@ def test_an_epsilon_above_all_measure_is_shown(tmp_path):
     ]
     assert runs[0].privacy().epsilon == math.inf
     (row,) = figures([run.view for run in runs])
-    assert row["epsilon"] == {"mean": None, "spread": None}  # JSON has no infinity
+    assert row["epsilon"] == {"largest": None}  # JSON has no infinity
     for args in ([str(run.path) for run in runs], [str(runs[0].path)]):
         shown = CliRunner().invoke(cli, ["table", *args], env={"COLUMNS": "300"})
         assert "above 1e+06" in shown.output

@@ -24,6 +24,7 @@ from sparsona.engine.jobs import Outcome
 from sparsona.experiment.gather import gather
 from sparsona.experiment.peers import be_peer, make_peer
 from sparsona.runs.records import Records
+from sparsona.runs.verify import verify
 from sparsona.wire.codec import decode, encode
 from sparsona.wire.ledger import Traffic
 
@@ -134,6 +135,7 @@ def test_peers_give_the_simulations_records_and_states(tmp_path, method, options
     assert evaluation_traffic(run) == evaluation_traffic(simulated)
     for name in ("accuracy", "bytes", "flops", "steps", "rounds", "conditions"):
         assert run.summary.get(name) == simulated.summary.get(name)
+    assert verify(run.path).is_right  # without a shared model, which nobody has made
     assert states(party) == simulated_states(simulated)
     assert not any("not waiting" in text for heard in party.heard.values() for text in heard)  # all said when to end
     for folder in party.folders():  # what nobody needs any more was removed

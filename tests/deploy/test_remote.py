@@ -20,6 +20,7 @@ from sparsona.engine import gate, jobs
 from sparsona.experiment.network import Network
 from sparsona.experiment.server_side import play_network, refusals_in_a_row
 from sparsona.runs.records import FailureRow, Records
+from sparsona.runs.verify import verify
 from sparsona.wire.codec import decode, encode
 
 NUM = 4
@@ -148,6 +149,32 @@ def test_a_killed_client_and_a_killed_server_come_back_to_the_same_bits(tmp_path
         network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     assert rows(run) == rows(undisturbed)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "global.safetensors"])
+def test_a_result_that_is_wrong_is_said_and_written_again(tmp_path, capsys, name):
+    network, sites, _ = start(tmp_path, "fedavg", rounds=1)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    path = play_network(network, tmp_path / "run").path
+    before = (path / name).read_bytes()
+    (path / name).write_bytes(before + b" ")
+    (found,) = [one for one in verify(path).findings if one.state == "wrong"]
+    assert "`sparsona resume`, while the run's clients can be reached, writes it again" in found.hint
+    (path / "server.json").write_text(json.dumps({"flower": {}}))
+    (found,) = [one for one in verify(path).findings if one.state == "wrong"]
+    assert "`flwr run`, which starts the same app again, writes it again" in found.hint  # resume refuses it
+    capsys.readouterr()
+    for site in sites:
+        site.start()
+    exchange, connection = in_memory({site.index: site.handle for site in sites}), network.connection
+    again = Network(network.terms, exchange, connection.signer, connection.verifier)
+    again.wait(NUM, 1.0, lambda there, of: None)
+    play_network(again, path)
+    told = capsys.readouterr().err
+    assert f"{name}' differs since the run was finished" in told
+    assert "the file is written again from its records and checkpoint" in told
+    assert (path / name).read_bytes() == before
+    assert verify(path).is_right
 
 
 def test_a_lost_vault_starts_anew(tmp_path):

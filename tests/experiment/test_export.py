@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import nn
 
 import sparsona as sp
+from sparsona.analysis.privacy import show_epsilon
 from sparsona.core.points import GUARDED
 from sparsona.data.client_index import Split
 from sparsona.experiment import export as exports
@@ -438,4 +439,4 @@ def test_a_card_says_who_lied_and_what_privacy_was_spent(federation, tmp_path):
     for card in cards.values():
         assert "1 of 4 clients attack by label-flip" in card
         assert "by a robust mean, median" in card
-        assert f"Epsilon is {run.privacy().epsilon:.3g} at delta" in card
+        assert f"Epsilon is {show_epsilon(run.privacy().epsilon)} at delta" in card

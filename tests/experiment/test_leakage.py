@@ -12,6 +12,7 @@ from torch import nn
 
 import sparsona as sp
 from sparsona.analysis.leakage import label_presence
+from sparsona.analysis.privacy import show_epsilon
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Batch
@@ -80,7 +81,7 @@ def test_a_run_is_attacked_and_epsilon_stands_beside(tmp_path):
     args = ["leakage", str(run.path), "--batches", "2", "--pictures", "1", "--steps", "2"]
     shown = CliRunner().invoke(cli, ["leakage", str(run.path), "--batches", "none"]).output
     assert "class present, from masks" in shown
-    assert f"Epsilon: {run.privacy().epsilon:.3g}" in shown
+    assert f"Epsilon: {show_epsilon(run.privacy().epsilon)}" in shown
     found = json.loads(CliRunner().invoke(cli, [*args, "--json"]).output)
     assert [one["update"] for one in found["inversions"]] == ["dense", "masked", "dense, noised", "masked, noised"]
     assert found["noise"] == 5

@@ -218,6 +218,75 @@ def test_a_result_that_is_written_again_is_said(runs, federation, say, capsys, n
     assert "written again" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["summary.json", "global.safetensors"])
+def test_a_result_is_replaced_only_when_it_can_be(runs, federation, capsys, name):
+    """Refused rounds, or data that is not given, leave everything as it was: what is wrong does not look right."""
+    path = runs / "finished"
+    (path / name).write_bytes((path / name).read_bytes() + b" ")
+    before = {one: one.read_bytes() for one in path.rglob("*") if one.is_file() and one.name != "lock"}
+    with pytest.raises(SparsonaError, match="the new total"):
+        sp.resume(path, federation, progress=False, rounds=1)
+    with pytest.raises(SparsonaError, match="federation"):
+        sp.resume(path, progress=False)
+    assert {one: one.read_bytes() for one in before} == before
+    assert "written again" not in capsys.readouterr().err
+    assert [one.file for one in verify(path).findings if one.state == "wrong"] == [name]
+    sp.resume(path, federation, progress=False, rounds=3)
+    assert f"{name}' differs since the run was finished" in capsys.readouterr().err
+    assert verify(path).is_right
+
+
+def test_a_process_that_is_killed_while_it_repairs_leaves_what_can_be_repaired(runs, federation, monkeypatch):
+    path, write = runs / "finished", RunFolder.write
+
+    class Killed(BaseException):
+        pass
+
+    def kill(folder: RunFolder, name: str, data: bytes) -> None:
+        write(folder, name, data)
+        if name == "summary.json":
+            folder._is_stale = False  # as if it were never released
+            raise Killed
+
+    monkeypatch.setattr(RunFolder, "write", kill)
+    with pytest.raises(Killed):
+        sp.resume(path, federation, progress=False)
+    monkeypatch.undo()
+    assert verify(path).is_right
+
+
+def test_a_finished_run_has_its_results(runs, federation, tmp_path):
+    """A process that was killed at the end has written none: the manifest names none, and verify misses them."""
+    path = runs / "finished"
+    with RunFolder.open(path) as folder:
+        folder.drop("summary.json", "global.safetensors")
+    wrong = {one.file: one for one in verify(path).findings if one.state == "wrong"}
+    assert set(wrong) == {"summary.json", "global.safetensors"}
+    assert {one.what for one in wrong.values()} == {"it is missing"}
+    assert all("`sparsona resume` writes it again" in one.hint for one in wrong.values())
+    with RunFolder.open(path):
+        assert verify(path).is_right  # a process that is about to write them
+    sp.resume(path, federation, progress=False)
+    assert verify(path).is_right
+    alone = train("local", federation, tmp_path / "alone")
+    assert not (alone / "global.safetensors").exists()
+    assert verify(alone).is_right
+
+
+@pytest.mark.parametrize("name", ["summary.json", "global.safetensors"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_what_resume_refuses_is_listed_once_with_its_own_hint(runs, federation, name, is_link):
+    path = runs / "finished"
+    (path / name).rename(runs / name)
+    (path / name).symlink_to(runs / name) if is_link else (path / name).mkdir()
+    (found,) = [one for one in verify(path).findings if one.file == name]
+    assert f"is a {'link' if is_link else 'folder'}" in found.what
+    assert "resume" not in found.hint
+    assert "remove it" in found.hint
+    with pytest.raises(SparsonaError, match=f"is a {'link' if is_link else 'folder'}"):
+        sp.resume(path, federation, progress=False)
+
+
 def test_a_run_that_is_played_meanwhile_is_checked_again(runs, federation, monkeypatch):
     """A checkpoint removes the files of the one before, and drafts come and go."""
     path, read, scan = runs / "stopped", sys.modules[verify.__module__].read_file, os.scandir

@@ -27,7 +27,7 @@ class Column:
         title: the heading in the terminal and on the page.
         meaning: what the figure is, for the page's legend.
         value: reads it from a run; None where the run has none.
-        show: prints a mean of it, without the unit.
+        show: prints it, without the unit.
         show_spread: prints its spread; None: as the mean.
         unit: printed after the figure and its spread.
         better: which end is the good one; "neither": none is marked as the best.
@@ -37,6 +37,7 @@ class Column:
             alike (device and executor).
         task: runs that predict classes, runs that predict numbers, or both.
         is_first: shown first; the others are folded away on a page and left out of a narrow terminal.
+        over_seeds: what stands for several seeds: their mean, or the largest.
         marks_zero: whether 0 can be the best of its column: who sends nothing is not the one that sends least.
     """
 
@@ -53,6 +54,7 @@ class Column:
     is_first: bool = False
     show_spread: Callable[[float], str] | None = None
     marks_zero: bool = True
+    over_seeds: Literal["mean", "largest"] = "mean"
 
 
 def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column, ...]:
@@ -410,12 +412,13 @@ COLUMNS = (
     Column(
         "epsilon",
         "epsilon",
-        "differential privacy of one client's whole data, of the values in updates; less is more private. Its delta, "
-        "and what it does not cover, are in the protocol",
+        "differential privacy of one client's whole data, of the values in updates; less is more private; the largest "
+        "over seeds. Its delta, what it holds under and what it does not cover are in the protocol",
         _epsilon,
         show_epsilon,
         shown="if known",
         is_first=True,
+        over_seeds="largest",
     ),
     Column(
         "evaluation_bytes_down",

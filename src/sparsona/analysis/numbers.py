@@ -63,7 +63,8 @@ def _by_method(views: Sequence[RunView]) -> list[dict[str, Any]]:
         line = {key: value for key, value in row.items() if not isinstance(value, Mapping)}
         for name, value in row.items():
             if isinstance(value, Mapping):
-                line |= {name: value["mean"], f"{name}_spread": value["spread"]}
+                figure, *spread = value.values()  # a mean and its spread, or the largest
+                line |= {name: figure} | {f"{name}_spread": one for one in spread}
         found.append(line)
     return found
 

@@ -9,9 +9,11 @@ cohorts drawn without replacement by Renyi divergences (Wang, Balle, Kasiviswana
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,14 @@ import numpy as np
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import plural
 from sparsona.core.errors import SparsonaError
+from sparsona.core.targets import given_name
 from sparsona.runs.folder import RunFolder, reached
 from sparsona.transforms.privacy import CENTRAL, LOCAL, Privacy, read_privacy
 
 MOST_EPSILON = 1e6  # above it, epsilon is infinite for every purpose
 MOST_NOISE = 1e6  # above it, the accountant's differences are lost to rounding: that clients are drawn is not counted
 NETWORK = "network"  # the executor of a run on several machines
+_SAID = re.compile(r"Epsilon is (?:at most )?(above )?([0-9.]+(?:e[+-]?[0-9]+)?)")
 
 
 def accountant() -> Any:
@@ -146,8 +150,8 @@ class Spent:
 
     Args:
         privacy: who adds how much noise.
-        epsilon: of the run, for any client: the smallest bound that is proven. It is never above `clients`' largest,
-            unless the records lack turns.
+        epsilon: of the run, for any client. Where `drawn_from` is a number it holds if nobody knows who was drawn, and
+            depends on no draw itself; otherwise it is the largest of `clients`.
         releases: with local noise the most of one client, with central noise rounds.
         clients: each client's own, by the turns it had, when everybody knows which those were.
         drawn_from: how many clients a cohort was drawn from, where that it is not known who was drawn is counted; None:
@@ -156,6 +160,10 @@ class Spent:
         in_the_clear: parts of messages that noise does not cover.
         secret: noise came from clients' own secrets; otherwise from the run's seed.
         began_with: the run whose model training began with, of another data set; "": none.
+        always: of a client that was drawn in every round, for whoever knows who was drawn; None: `epsilon` holds for
+            them, too.
+        sampler: how clients were drawn.
+        patience: the run could end early, by its clients' validation data.
     """
 
     privacy: Privacy
@@ -167,19 +175,45 @@ class Spent:
     in_the_clear: tuple[str, ...]
     secret: bool
     began_with: str = ""
+    always: float | None = None
+    sampler: str = "uniform"
+    patience: bool = False
 
     def rows(self) -> list[dict[str, str]]:
-        """Epsilon of the run, and of the clients with the least, the median and the most."""
+        """Epsilon of the run, and of the clients with the most, the median and the least."""
         texts = {"run": self.epsilon}
         if len(self.clients):
-            texts |= {"client with the least": self.clients.min(), "median client": float(np.median(self.clients))}
-            texts |= {"client with the most": self.clients.max()}
-        if self.drawn_from is not None:  # why the run's is smaller than that of a client
+            texts |= {"busiest client": self.clients.max(), "median client": float(np.median(self.clients))}
+            texts |= {"client with the least": self.clients.min()}
+        if self.drawn_from is not None:
             texts = {
-                f"{name}, if {'nobody' if name == 'run' else 'everybody'} knows who was drawn": value
+                f"{name}, {'if nobody' if name == 'run' else 'for whoever'} knows who was drawn": value
                 for name, value in texts.items()
             }
         return [{"of": name, "epsilon": show_epsilon(value)} for name, value in texts.items()]
+
+    @property
+    def note(self) -> str:
+        """How the rows go together; "": as one would expect."""
+        if self.drawn_from is None or not len(self.clients):
+            return ""
+        return (
+            "The run's epsilon counts on chance: a client may be drawn in any round, and nobody knows in which. Those "
+            "of clients are by the turns that they had, for whoever knows them, and are larger or smaller than the "
+            "run's as the draw went. They tell how it went: publish the run's epsilon or those of clients, not both."
+        )
+
+    @property
+    def condition(self) -> str:
+        """What the epsilon of the run holds under, in sentences; "": nothing else than its definition."""
+        found = []
+        if self.drawn_from is not None:
+            found.append(
+                f"It holds if nobody knows which {self.cohort} of the {self.drawn_from} clients are drawn in a round."
+            )
+        if given_name(self.sampler) is not None:
+            found.append("It holds if the function that samples clients does not look at data.")
+        return " ".join(found)
 
     def lines(self) -> list[tuple[str, str]]:
         """In words, for the protocol: topics and sentences."""
@@ -187,14 +221,16 @@ class Spent:
         what = plural(self.releases, "round") if one.kind == CENTRAL else f"up to {plural(self.releases, 'update')}"
         epsilon = (
             f"Epsilon is {show_epsilon(self.epsilon)} at delta {one.delta:g} after {what}, for one client's whole data "
-            "replaced by any other."
-        )
-        if self.drawn_from is not None:
-            epsilon += (
-                f" It holds if nobody knows which {self.cohort} of the {self.drawn_from} clients are drawn in a round."
-            )
+            f"replaced by {self._replacement}. {self.condition}"
+        ).strip()
+        known = []
+        if self.always is not None:
+            said = f"Epsilon is at most {show_epsilon(self.always)} for whoever knows who was drawn"
+            known = [("epsilon if draws are known", f"{said}: that of a client that was drawn in every round.")]
         clear = [f"{name} (sent in the clear)" for name in self.in_the_clear]
         uncovered = [*clear, "numbers of examples", "losses", "results of evaluations"]
+        if self.patience:
+            uncovered.append("the number of rounds, which patience decides by validation data")
         if self.began_with:
             uncovered.append(f"what the model of '{self.began_with}' tells, which training began with")
         noise = (
@@ -205,9 +241,14 @@ class Spent:
         return [
             ("privacy", f"Differential privacy ({one.kind}): {one.describe()}."),
             ("epsilon", epsilon),
+            *known,
             ("not covered", f"Epsilon covers the values in updates. It does not cover: {', '.join(uncovered)}."),
             ("noise", noise),
         ]
+
+    @property
+    def _replacement(self) -> str:
+        return "any other of the same size, since clients are drawn by size" if self.sampler == "size" else "any other"
 
     def sentence(self) -> str:
         """The same in one paragraph."""
@@ -228,6 +269,9 @@ class Spent:
             "in_the_clear": list(self.in_the_clear),
             "secret": self.secret,
             "began_with": self.began_with,
+            "always": self.always if self.always is None or math.isfinite(self.always) else None,
+            "sampler": self.sampler,
+            "patience": self.patience,
         }
 
     @classmethod
@@ -235,6 +279,9 @@ class Spent:
         """What `brief` wrote, without clients: nothing is computed again, and the extra is not needed."""
         privacy = Privacy(found["kind"], found["noise"], found["clip"], found["delta"])
         epsilon = math.inf if found["epsilon"] is None else found["epsilon"]
+        always = found.get("always")
+        if always is None and "always" in found and found["drawn_from"] is not None:
+            always = math.inf
         return cls(
             privacy,
             epsilon,
@@ -245,6 +292,9 @@ class Spent:
             tuple(found["in_the_clear"]),
             found["secret"],
             found.get("began_with", ""),
+            always,
+            found.get("sampler", "uniform"),
+            found.get("patience", False),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -264,9 +314,20 @@ def show_epsilon(epsilon: float) -> str:
         return f"above {MOST_EPSILON:g}"
     if epsilon <= 0:
         return "0"
-    # Rounded up: a smaller figure than the bound would not be proven.
-    digit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
-    return f"{math.ceil(epsilon / digit - 1e-9) * digit:.3g}"
+    # Rounded up, in decimals: a smaller figure than the bound would not be proven.
+    exact = Decimal(repr(float(epsilon)))
+    return f"{float(exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), ROUND_CEILING)):.3g}"
+
+
+def said_epsilon(sentence: str) -> float:
+    """The epsilon in a sentence of a protocol, as `Spent.lines` writes it; 0 if there is none.
+
+    Example:
+        >>> said_epsilon("Epsilon is 4.38 at delta 1e-05 after 2 rounds.")
+        4.38
+    """
+    found = _SAID.search(sentence)
+    return 0.0 if found is None else math.inf if found[1] else float(found[2])
 
 
 def spent(folder: RunFolder) -> Spent | None:
@@ -291,26 +352,19 @@ def spent(folder: RunFolder) -> Spent | None:
     clients = np.array([by_number.get(took_part[client], 0.0) for client in range(len(folder.facts.sizes))])
     num = len(clients) - len(folder.facts.novel)
     cohort = config.get("per_round") or max(1, num // 2)
-    drawn_from = None
+    drawn_from = always = None
     if privacy.kind == LOCAL:
         releases = max(took_part.values(), default=0)
         epsilon = float(clients.max(initial=0.0))
     else:
         releases = min(last, reached(folder.path).completed)  # a round has noise also if nobody came
-        known = float(clients.max(initial=0.0))  # given who was drawn: each client by its own turns
+        epsilon = float(clients.max(initial=0.0))  # given who was drawn: each client by its own turns
         # Only of a uniform draw from all clients is it known how little a round tells about who was in it.
         if config.get("sampler", "uniform") == "uniform" and not config.get("availability") and cohort < num:
-            secret = sampled_epsilon(privacy.noise, privacy.delta, releases, cohort, num)
-            # Draws do not depend on data, so both bounds hold, and with them the smaller; but turns are all draws only
-            # where every round has a full cohort of them.
-            per_round = Counter(index for index, _ in turns)
-            is_complete = all(per_round[index] >= cohort for index in range(releases))
-            if secret < known or not is_complete:
-                drawn_from, epsilon = num, secret
-            else:
-                epsilon = known
-        else:
-            epsilon = known
+            # Also where the busiest client's is smaller: who reads a figure that was chosen by the draw learns of the
+            # draw, and then this bound is not proven.
+            drawn_from, epsilon = num, sampled_epsilon(privacy.noise, privacy.delta, releases, cohort, num)
+            always = gaussian_epsilon(privacy.noise, privacy.delta, releases)
     return Spent(
         privacy,
         epsilon,
@@ -321,4 +375,7 @@ def spent(folder: RunFolder) -> Spent | None:
         folder.facts.in_the_clear,
         config.get("executor") == NETWORK,
         "" if folder.facts.warm_start is None else folder.facts.warm_start.run,
+        always,
+        config.get("sampler", "uniform"),
+        bool(config.get("patience")),
     )

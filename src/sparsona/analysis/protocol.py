@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sparsona.analysis.privacy import said_epsilon
+
 # In the order of a protocol. A line that begins otherwise has no topic.
 TOPICS = (
     "warning",
@@ -33,11 +35,13 @@ TOPICS = (
     "attackers",
     "privacy",
     "epsilon",
+    "epsilon if draws are known",
     "not covered",
     "noise",
     "start",
     "augmentation",
 )
+_BOUNDS = ("epsilon", "epsilon if draws are known")  # of several runs, the largest is that of all
 Lines = list[tuple[str, str]]  # topic ("": none) and sentences
 
 
@@ -105,7 +109,7 @@ def compare_protocols(protocols: Mapping[str, Sequence[str]]) -> tuple[Lines, li
     for label, texts in protocols.items():
         for topic, found in users.items():
             said = [rest for text in texts for of, rest in read_protocol(text) if of == topic]
-            for sentences in _merge(said):
+            for sentences in _largest(said) if topic in _BOUNDS else _merge(said):
                 found.setdefault(sentences, []).append(label)
     shared, own = [], []
     for topic, found in users.items():
@@ -119,6 +123,13 @@ def compare_protocols(protocols: Mapping[str, Sequence[str]]) -> tuple[Lines, li
 def join_labels(labels: Sequence[str]) -> str:
     """Labels in a row; those that have commas themselves are kept apart by "and"."""
     return (" and " if any("," in label for label in labels) else ", ").join(labels)
+
+
+def _largest(sentences: Sequence[str]) -> list[str]:
+    """Of sentences with an epsilon, the one with the largest."""
+    if len(set(sentences)) < 2:
+        return list(sentences[:1])
+    return [f"{max(sentences, key=said_epsilon)} That is the largest of {len(sentences)} runs."]
 
 
 def _merge(sentences: Sequence[str]) -> list[str]:

@@ -79,15 +79,17 @@ def failed_rows(missing: Sequence[FailedRun], titles: Sequence[str]) -> list[dic
 
 
 def figures(views: Sequence[RunView]) -> list[dict[str, Any]]:
-    """The table as numbers, for JSON: by the names of its columns, the mean over seeds and its spread, unrounded."""
+    """The table as numbers, for JSON, unrounded: by the names of its columns, the mean over seeds and its spread; of a
+    bound, the largest."""
     found: list[dict[str, Any]] = []
     for group in group_views(views):
         found.append({"method": group.label, "point": group.views[0].point, "seeds": len(group.views)})
         for column in columns_for(views, in_print=False):
-            mean, spread = _mean_and_spread(column, group) or (None, None)
-            if mean is not None and math.isinf(mean):  # an epsilon; JSON has no such number
-                mean = spread = None
-            found[-1][column.name] = {"mean": mean, "spread": spread}
+            figure, spread = _over_seeds(column, group) or (None, None)
+            if figure is not None and math.isinf(figure):  # an epsilon; JSON has no such number
+                figure = None
+            is_mean = column.over_seeds == "mean"
+            found[-1][column.name] = {"mean": figure, "spread": spread} if is_mean else {column.over_seeds: figure}
     return found
 
 
@@ -231,7 +233,7 @@ def difference_unit(views: Sequence[RunView]) -> str:
 
 
 def _column_cells(column: Column, groups: Sequence[Group]) -> list[Cell]:
-    means = [_mean_and_spread(column, group) for group in groups]
+    means = [_over_seeds(column, group) for group in groups]
     known = [found[0] for found in means if found is not None and (found[0] or column.marks_zero)]
     best = None
     if column.better != "neither" and len({column.show(mean) for mean in known}) > 1:
@@ -247,6 +249,9 @@ def _column_cells(column: Column, groups: Sequence[Group]) -> list[Cell]:
     return cells
 
 
-def _mean_and_spread(column: Column, group: Group) -> tuple[float, float | None] | None:
+def _over_seeds(column: Column, group: Group) -> tuple[float, float | None] | None:
+    """The figure of a group's runs, and its spread if it is a mean."""
     values = [value for view in group.views if (value := column.value(view)) is not None]
+    if values and column.over_seeds == "largest":
+        return max(values), None
     return mean_and_spread(values) if values else None

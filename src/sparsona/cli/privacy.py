@@ -123,6 +123,8 @@ def _show_run(path: str, as_json: bool) -> None:
         echo(json.dumps(found.as_dict()))
     else:
         print_table(found.rows())
+        if found.note:
+            print_text(found.note)
         print_text(found.sentence())
 
 

@@ -115,7 +115,8 @@ class Leakage:
         else:
             epsilon = show_epsilon(self.private.epsilon)
             clear = f", and not {', '.join(self.private.in_the_clear)}" if self.private.in_the_clear else ""
-            texts.append(f"Epsilon: {epsilon} at delta {self.private.privacy.delta:g}; it covers values{clear}.")
+            said = f"Epsilon: {epsilon} at delta {self.private.privacy.delta:g}; it covers values{clear}."
+            texts.append(f"{said} {self.private.condition}".strip())
         return texts
 
     def as_dict(self) -> dict[str, Any]:

@@ -198,6 +198,8 @@ def describe_run(
         point=headline_of(config, row),
         alone=method.server is None and method.peer is None,
         peers=method.peer is not None,
+        # Peers on several machines do not make their mean.
+        leaves_model=method.shared_point is not None and (method.peer is None or config.executor != NETWORK),
         partial_global=has_partial_global(context),
         graph=graph_digest(context),
         latency=latency_digest(config),
@@ -312,9 +314,13 @@ def play(
     """Play a session to its end; `frozen` are the frozen parameters of its model, which are stored with the others."""
     try:
         played = session.play(folder, config.executor, config)
-        if played.progress.finished:
-            save_global_model(folder, shared_model(session.context, played.progress.population), frozen)
         summary = summaries.summarize(folder, played.progress.seconds)
+        if played.progress.finished:
+            model = shared_model(session.context, played.progress.population)
+            wrong = folder.wrong_results()
+            for what in wrong.values():
+                warn(f"{what}; the run is finished, so the file is written again from its records and checkpoint")
+            save_global_model(folder, model, frozen, again=GLOBAL_FILE in wrong)
         folder.write_summary(summary)
     except BaseException as error:
         session.fail(error)
@@ -402,9 +408,6 @@ def resume_run(
     if edited := folder.edited_limits:
         warn(f"'{path / CONFIG_FILE}' was edited: {', '.join(edited)}, which may be; the run goes on with that")
     with folder:
-        for name, what in folder.wrong_results().items():
-            warn(f"{what}; the run is finished, so the file is written again from its records and checkpoint")
-            folder.drop(name)
         if rounds is not None:
             config = _check_rounds(folder, config, rounds)
         if not folder.has(SUMMARY_FILE) or rounds is not None:
@@ -464,6 +467,8 @@ def _add_rounds(folder: RunFolder, config: RunConfig, context: ClientContext, ro
     changed = list(context.method.annealed)
     if any(factor(one, before, config.lr_decay) != factor(one, total, config.lr_decay) for one in played):
         changed.insert(0, "lr_schedule")
+    for what in folder.wrong_results().values():
+        warn(f"{what}; the run goes on, and the file is written anew at its end")
     # The manifest first: a finished run with rounds that are not played would be one that stopped early.
     reopen(folder, dropped_evaluations(context.plan, len(played)))
     folder.drop(SUMMARY_FILE, GLOBAL_FILE)

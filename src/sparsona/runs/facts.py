@@ -98,6 +98,7 @@ class RunFacts:
     """What is known about a run besides its options. Digests identify data and models.
 
     `point` is the headline's evaluation point. `alone`: clients send nothing; `peers`: they send to each other.
+    `leaves_model`: the run ends with a shared model in a file; False also in runs of older versions.
     `partial_global`: the server's model is no client's whole model. `graph` and `latency` are digests of files, if
     there are any. `tested_on` says how test data was chosen, `left_out` how many owners were left out, by reason.
     `sizes` has a row of training, validation and test examples for each client; `label_counts` counts its training
@@ -133,6 +134,7 @@ class RunFacts:
     left_out: Mapping[str, int]
     augments: bool
     peers: bool = False
+    leaves_model: bool = False
     partial_global: bool = False
     graph: str | None = None
     latency: str | None = None

@@ -286,10 +286,14 @@ class RunFolder:
         return (self.path / name).exists() and (self.seal is None or name in self.seal.files)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file that belongs to the run's end. The manifest gets its digest when the folder is released."""
+        """Write a file that belongs to the run's end. The manifest gets its digest when the folder is released. Where
+        it has that of another content, either will do until then."""
+        made, seal = digest(data), self.seal
+        if seal is not None and made not in (known := seal.files.get(name, (made,))):
+            self._reseal(seal.with_file(name, *known[-1:], made))
         write_atomically(self.path / name, data)
         if self.seal is not None:
-            self.seal, self._is_stale = self.seal.with_file(name, digest(data)), True
+            self.seal, self._is_stale = self.seal.with_file(name, made), True
 
     def wrong_results(self) -> dict[str, str]:
         """What is wrong with files that a finished run ended with, by name; they can be made again from the others."""

@@ -7,7 +7,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from sparsona.runs.files import RESTORE, check_plain, read_file, read_json, with
 from sparsona.runs.folder import (
     CONFIG_FILE,
     ENDED,
+    FACTS_FILE,
+    GLOBAL_FILE,
     GUESTS_FILE,
     SERVER_FILE,
     STARTED,
@@ -36,6 +38,8 @@ SEARCH_FILE = "tune.json"
 OTHERS = {"lock", GUESTS_FILE, SERVER_FILE, "report.html"}  # written by us, and no part of a run's result
 NO_CHECKSUM = "no checksum of it was written, as by older versions"
 FINISHED = "finished"
+MISSING = "it is missing"
+NETWORK = "network"  # the executor of a run on several machines
 PLAYED = "a process is running this run: verify it again when it has stopped"
 _TRIES = 10  # to check a run between two of its checkpoints
 State = Literal["right", "wrong", "unknown"]
@@ -177,9 +181,9 @@ def _find(file: str, check: Callable[[], str | None]) -> Finding:
     try:
         why = check()
     except SparsonaError as error:
-        return Finding(file, "wrong", error.what, _hint(file, error.hint))
+        return Finding(file, "wrong", error.what, error.hint)
     except FileNotFoundError:
-        return Finding(file, "wrong", "it is missing", _hint(file))
+        return Finding(file, "wrong", MISSING, RESTORE)
     except OSError as error:
         return Finding(file, "wrong", f"it cannot be read: {error.strerror or error}")
     except Exception as error:  # of a file that is damaged in a way that nobody thought of
@@ -187,9 +191,18 @@ def _find(file: str, check: Callable[[], str | None]) -> Finding:
     return Finding(file, "unknown", why) if why else Finding(file, "right")
 
 
-def _hint(file: str, otherwise: str = RESTORE) -> str:
-    """What to do about a file that is wrong. Results are made from the rest of a run."""
-    return "`sparsona resume` writes it again from the run's records and checkpoint" if file in ENDED else otherwise
+def _write_again(path: Path) -> str:
+    """What writes a result again that is wrong: results are made from the rest of a run."""
+    how = "writes it again from the run's records and checkpoint"
+    with suppress(SparsonaError, OSError):
+        if read_json(path / CONFIG_FILE).get("executor") != NETWORK:
+            return f"`sparsona resume` {how}"
+        if read_json(path / FACTS_FILE).get("peers"):
+            return "`sparsona gather` makes the run anew, in another folder, from the journals of its peers"
+        if (path / SERVER_FILE).is_file() and "flower" in read_json(path / SERVER_FILE):
+            return f"`flwr run`, which starts the same app again, {how}"
+        return f"`sparsona resume`, while the run's clients can be reached, {how}"
+    return RESTORE
 
 
 def _run(path: Path) -> list[Finding]:
@@ -198,11 +211,21 @@ def _run(path: Path) -> list[Finding]:
     found: list[Finding] = []
     for _ in range(_TRIES):
         before = _content(path / MANIFEST)
-        found = list(_once(path))
+        found = _once_each(_once(path))
         if all(one.state != "wrong" for one in found) or _content(path / MANIFEST) == before:
             return found
     what = PLAYED
     return [Finding(one.file, "unknown", what) if one.state == "wrong" else one for one in found]
+
+
+def _once_each(findings: Iterable[Finding]) -> list[Finding]:
+    """Of a file that is wrong, the first thing that is, and nothing else."""
+    found = list(findings)
+    wrong: dict[str, Finding] = {}
+    for one in found:
+        if one.state == "wrong":
+            wrong.setdefault(one.file, one)
+    return [one for one in found if wrong.get(one.file, one) is one]
 
 
 def _content(path: Path) -> bytes | None:
@@ -255,6 +278,8 @@ def _once(path: Path) -> Iterator[Finding]:
         if (path / name).exists() and (seal is None or name not in seal.files):
             is_left = seal is not None and name in ENDED
             yield Finding(name, "unknown", "left by a process that was killed: not used" if is_left else NO_CHECKSUM)
+    if folder is not None and manifest is not None and manifest.finished and seal is not None:
+        yield from _unwritten(folder, seal)
     if manifest is not None:
         yield from _checkpoint(path, manifest)
     if folder is not None and folder.records.exist:
@@ -267,7 +292,22 @@ def _once(path: Path) -> Iterator[Finding]:
 def _sealed(path: Path, seal: Seal, names: Sequence[str]) -> Iterator[Finding]:
     for name in names:
         since = "the run was started" if name in STARTED else "it was written"
-        yield _find(name, lambda: seal.check(path / name, read_file(path / name), since))  # noqa: B023
+        found = _find(name, lambda: seal.check(path / name, read_file(path / name), since))  # noqa: B023
+        # What is no plain file has a hint of its own: nothing is written over it.
+        is_made = name in ENDED and found.hint == RESTORE
+        yield replace(found, hint=_write_again(path)) if is_made else found
+
+
+def _unwritten(folder: RunFolder, seal: Seal) -> Iterator[Finding]:
+    """Results that a finished run should have, and of which there is nothing: its process was killed at the end."""
+    path = folder.path
+    for name in (SUMMARY_FILE, GLOBAL_FILE) if folder.facts.leaves_model else (SUMMARY_FILE,):
+        if name in seal.files or os.path.lexists(path / name):
+            continue
+        if is_used(path):
+            yield Finding(name, "unknown", PLAYED)
+        else:
+            yield Finding(name, "wrong", MISSING, _write_again(path))
 
 
 def _checkpoint(path: Path, manifest: Manifest) -> Iterator[Finding]:

@@ -39,10 +39,12 @@ class WarmStart:
         return replace(self.facts, taken=taken, of=len(layout.slots), same_data=same)
 
 
-def save_global_model(folder: RunFolder, model: Tree | None, frozen: Mapping[str, Tensor]) -> None:
+def save_global_model(
+    folder: RunFolder, model: Tree | None, frozen: Mapping[str, Tensor], *, again: bool = False
+) -> None:
     """Write the shared model beside the checkpoint, for other runs to start from: the frozen parameters as well, since
-    the trained ones were trained for them."""
-    if model is not None and not folder.has(GLOBAL_FILE):
+    the trained ones were trained for them. One that is there stays, unless it is to be written `again`."""
+    if model is not None and (again or not folder.has(GLOBAL_FILE)):
         folder.write(GLOBAL_FILE, _as_file({name: model[name] for name in model} | dict(frozen)))
 
 
