@@ -265,6 +265,31 @@ def test_a_function_samples_the_clients_of_a_server(tmp_path):
         sp.replay(run.path, "digits", out=tmp_path / "other", **DATA)
 
 
+def test_a_client_that_is_gone_is_not_asked_in_every_round(tmp_path):
+    """By the records and the checkpoint alone: also by a server that was killed, and by the replay."""
+
+    def gone(sites):
+        answers = sites[0].handle, lambda data: None
+        handles = iter((answers[0], *[answers[1]] * 99))  # it says hello
+        return {site.index: site.handle for site in sites} | {0: lambda data: next(handles)(data)}
+
+    options = {"rounds": 8, "per_round": 1, "sampler": "loss", "evaluate": "participants"}
+    network, _, _ = start(tmp_path / "whole", "fedavg", gone, deadline=0.2, **options)
+    whole = play(network, tmp_path / "whole" / "run")
+    records = Records(whole.path / "records.sqlite")
+    assert 1 <= sum(row.client == 0 for row in records.failures()) <= 2
+    network, sites, _ = start(tmp_path / "part", "fedavg", gone, deadline=0.2, **options)
+    with pytest.raises(Killed):
+        play(network, tmp_path / "part" / "run", [Kill(4)])
+    for site in sites:
+        site.start()
+    signer, verifier = network.connection.signer, network.connection.verifier
+    again = Network(network.terms, in_memory(gone(sites)), signer, verifier, deadline=0.2)
+    part = play(again, tmp_path / "part" / "run")
+    assert rows(part.path) == rows(whole.path)
+    assert sp.replay(whole.path, "digits", out=tmp_path / "replay", **DATA).is_same
+
+
 def test_a_server_needs_the_function_that_its_file_names(tmp_path):
     made = make(tmp_path, "fedavg", 2, sampler=newest_first)
     for wrong in (None, oldest):
