@@ -103,7 +103,7 @@ def known_losses(before: Mapping[int, float], asked: Mapping[int, float | None])
     told = {client: loss for client, loss in asked.items() if loss is not None and is_usable(loss)}
     others = {client: loss for client, loss in before.items() if client not in asked} | told
     lowest = min(others.values(), default=0.0)
-    return {**others, **{client: lowest for client in sorted(asked.keys() - told.keys())}}
+    return {**others, **dict.fromkeys(sorted(asked.keys() - told.keys()), lowest)}
 
 
 SAMPLERS = {
