@@ -261,6 +261,9 @@ def test_a_function_samples_the_clients_of_a_server(tmp_path):
     trained = [{turn.client for turn in Records(run.path / "records.sqlite").turns(index)} for index in range(3)]
     assert trained == [{2, 3}, {0, 1}, {2, 3}]
     assert sp.replay(run.path, "digits", out=tmp_path / "replay", sampler=newest_first, **DATA).is_same
+    with pytest.raises(SparsonaError, match="sampled by the function 'newest_first'") as told:
+        sp.replay(run.path, "digits", **DATA)
+    assert told.value.hint == "from Python: sp.replay(..., sampler=newest_first)"
     with pytest.raises(SparsonaError, match="sampled by the function 'newest_first'"):
         sp.replay(run.path, "digits", out=tmp_path / "other", **DATA)
 
@@ -296,6 +299,7 @@ def test_a_server_needs_the_function_that_its_file_names(tmp_path):
         with pytest.raises(SparsonaError, match="sampled by the function 'newest_first'") as told:
             read_server(made.path, None, None, wrong)
     assert "not 'oldest'" in told.value.expected
+    assert told.value.hint == "from Python: sp.serve(..., sampler=newest_first)"
     plain = make(tmp_path / "plain", "fedavg", 2)
     with pytest.raises(SparsonaError, match="says sampler = 'uniform'"):
         read_server(plain.path, None, None, oldest)

@@ -139,6 +139,11 @@ def test_a_run_that_is_stopped_in_between_ends_at_the_same_round(stopped, tmp_pa
     assert part._folder.records.turns() == whole._folder.records.turns()
 
 
+def test_a_patience_of_one_is_said_in_the_singular(tmp_path):
+    run = sp.train("fedavg", out=tmp_path / "run", **OPTIONS | {"patience": 1})
+    assert "best validation at round 1: one evaluation was not better, by the mean accuracy" in run.protocol
+
+
 def test_patience_waits_for_a_better_mean(tmp_path):
     run = sp.train("local", out=tmp_path / "run", **OPTIONS | {"lr": 0.1, "patience": 3, "rounds": 4})
     assert run.summary["rounds"] == 4
