@@ -186,7 +186,8 @@ def admit(
     """Admit the client whose request is NAME.PUB.
 
     It gets the next index, and a certificate. Needs the authority's key beside the file. The file is then another one:
-    admit all clients before it is handed out and the run begins. --address says where others find a peer; a few such peers are enough.
+    admit all clients before it is handed out and the run begins. --address says where others find a peer; a few such
+    peers are enough.
     """
     from sparsona.deploy.federation_file import FederationFile, key_path
     from sparsona.methods import find
@@ -292,8 +293,8 @@ def flower_app(
     """Write a Flower app into the new folder DIR, for `flwr run DIR`.
 
     It is the server of the run that FED.TOML describes. Write it on the SuperLink's machine, where the server's side
-    runs: the app holds the paths of FED.TOML, of the key and of --out, and nothing secret. Clients run `sparsona join --flower SOCKET` beside their SuperNode
-    (docs/flower.md).
+    runs: the app holds the paths of FED.TOML, of the key and of --out, and nothing secret. Clients run `sparsona join
+    --flower SOCKET` beside their SuperNode (docs/flower.md).
     """
     from sparsona.deploy.flower import write_app
     from sparsona.experiment.server_side import read_server

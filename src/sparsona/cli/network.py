@@ -216,7 +216,8 @@ def export(folder: Path | None, out: Path, terms: Path | None) -> None:
     """Write the personal model to FILE, its mask applied.
 
     FILE ends with .safetensors, .pt2 or .onnx. A safetensors file has the weights by name. The others have the network
-    as well, are checked to predict the same, and lack units that a mask removed; ONNX needs the extra `onnx`. A client has a model when its run is over.
+    as well, are checked to predict the same, and lack units that a mask removed; ONNX needs the extra `onnx`. A client
+    has a model when its run is over.
     """
     from sparsona.deploy.vault import MODEL
 
