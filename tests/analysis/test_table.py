@@ -200,7 +200,7 @@ def test_what_came_from_python_is_named_in_words(make_view: Callable[..., RunVie
     changes = ({"model": "cnn", "loss": None}, {"model": "given", "loss": "given:focal"})
     views = [dataclasses.replace(first, config=first.config | change) for change in changes]
     labels = [group.label for group in group_views(views)]
-    assert labels == ["Local, model=cnn, loss=none", "Local, own model, loss=focal"]
+    assert labels == ["Local, model=cnn", "Local, own model, loss=focal"]
 
 
 def test_means_and_attackers_are_named_as_a_reader_knows_them(make_view: Callable[..., RunView]) -> None:
@@ -208,17 +208,40 @@ def test_means_and_attackers_are_named_as_a_reader_knows_them(make_view: Callabl
     changes = ({"mean": "mean", "attack": None}, {"mean": "median", "attack": "sign-flip:0.2"})
     views = [dataclasses.replace(first, config=first.config | change) for change in changes]
     labels = [group.label for group in group_views(views)]
-    assert labels == ["FedAvg, plain mean, no attackers", "FedAvg, median, attack sign-flip:0.2"]
-    assert differing(views) == [f"plain mean ({labels[0]}), median ({labels[1]})"]
+    assert labels == ["FedAvg", "FedAvg, median, attack sign-flip:0.2"]
+    assert differing(views) == [f"median ({labels[1]}), otherwise plain mean"]
     sent = [{"transform": []}, {"transform": ["half", "top-k:0.1"], "privacy": "central:noise=1"}]
     views = [dataclasses.replace(first, config=first.config | change) for change in sent]
     assert [group.label for group in group_views(views)] == [
-        "FedAvg, no transforms, no privacy noise",
+        "FedAvg",
         "FedAvg, transform half + top-k:0.1, privacy central:noise=1",
     ]
     # Of a version that had no such option.
     older = [first, dataclasses.replace(first, config=first.config | {"mean": "median"})]
-    assert [group.label for group in group_views(older)] == ["FedAvg, plain mean", "FedAvg, median"]
+    assert [group.label for group in group_views(older)] == ["FedAvg", "FedAvg, median"]
+
+
+def test_labels_name_what_is_set_and_what_differs_has_privacy(make_view: Callable[..., RunView]) -> None:
+    usual = {"mean": "mean", "transform": [], "privacy": None, "availability": None}
+    changes = ({}, {"mean": "median"}, {"transform": ["half"]}, {"privacy": "central:noise=1"}, {"availability": "x:1"})
+    first = dataclasses.replace(make_view("FedAvg"), config=make_view("FedAvg").config | usual)
+    local = dataclasses.replace(make_view("Local"), config=make_view("Local").config | usual)
+    views = [local, *(dataclasses.replace(first, config=first.config | change) for change in changes)]
+    assert [group.label for group in group_views(views)] == [
+        "Local",
+        "FedAvg",
+        "FedAvg, median",
+        "FedAvg, transform half",
+        "FedAvg, privacy central:noise=1",
+        "FedAvg, availability x:1",
+    ]
+    found = differing(views)
+    assert "privacy central:noise=1 (FedAvg, privacy central:noise=1), otherwise no privacy noise" in found
+    assert not any(" and " in phrase for phrase in found)
+    # Two rows without a mean of their own, one of a version that had none: what is not set is named too.
+    older = {name: value for name, value in first.config.items() if name != "tune_epochs"}
+    alike = [dataclasses.replace(first, config=older | {"tune_epochs": one}) for one in (None, [])]
+    assert [group.label for group in group_views(alike)] == ["FedAvg, tune_epochs=none", "FedAvg, tune_epochs=[]"]
 
 
 def test_where_and_how_a_run_was_made_is_no_setting(make_view: Callable[..., RunView]) -> None:

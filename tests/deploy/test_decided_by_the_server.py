@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.core.seeds import Seeds
 from sparsona.core.targets import given_name
+from sparsona.deploy import agent, jobs
 from sparsona.deploy.exchange import in_memory
 from sparsona.engine.availability import available_clients, read_availability, write_out
 from sparsona.experiment.agreement import agree
@@ -129,7 +131,7 @@ def test_patience_by_a_metric_that_clients_share(tmp_path):
     network = made.network(in_memory({site.index: site.handle for site in sites}), report=heard.append)
     network.wait(2, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
-    assert "patience goes by the f1 of 2 of 2 clients on validation data" in heard
+    assert "patience goes by the f1 of up to 2 of 2 clients on validation data" in heard
     assert run.summary["early_stop"]["metric"] == "f1"
     assert run.summary["early_stop"] == made.simulate(tmp_path / "simulated").summary["early_stop"]
 
@@ -180,6 +182,49 @@ def test_a_client_that_is_lost_makes_nothing_better_or_worse(tmp_path):
     assert {row.completed for row in points if row.client == 1} < {1, 2, 3}
 
 
+def lying(monkeypatch, losses):
+    """Have clients tell these losses of their validation data."""
+    told = jobs._evaluation_values
+
+    def lie(found, *more):
+        values = told(found, *more)
+        if found.client in losses and found.point.endswith("/validation"):
+            values["loss"] = losses[found.client].hex()
+        return values
+
+    monkeypatch.setattr(jobs, "_evaluation_values", lie)
+
+
+def test_losses_that_cannot_be_are_refused_and_end_no_run(tmp_path, monkeypatch):
+    lying(monkeypatch, {0: 1.7e308, 1: 1.7e308})
+    network, _, _ = start(tmp_path, "fedavg", rounds=3, lr=0.1, patience=2, patience_metric="loss")
+    run = play(network, tmp_path / "run")
+    assert run.summary["rounds"] == 3
+    told = Records(run.path / "records.sqlite").evaluations(point="received/validation")
+    assert {row.client for row in told} == set(range(2, NUM))
+
+
+def test_training_losses_that_cannot_be_are_refused(tmp_path, monkeypatch):
+    told = jobs.answer_head
+
+    def lie(outcome, *more):
+        head = told(outcome, *more)
+        return head | {"tally": head["tally"] | {"loss": (1.7e308).hex()}} if outcome.client < 2 else head
+
+    monkeypatch.setattr(agent, "answer_head", lie)
+    network, _, _ = start(tmp_path, "fedavg", rounds=2, per_round=NUM)
+    run = play(network, tmp_path / "run")
+    failed = {(one.round, one.client): one.reason for one in Records(run.path / "records.sqlite").failures()}
+    assert set(failed) == {(index, client) for index in range(2) for client in range(2)}
+    assert all("a training loss of 1.7e+308" in why for why in failed.values())
+
+
+def test_a_client_without_a_loss_does_not_end_the_run_of_the_others(tmp_path, monkeypatch):
+    lying(monkeypatch, {0: math.nan})
+    network, _, _ = start(tmp_path, "fedavg", rounds=4, lr=0.1, patience=2, patience_metric="loss")
+    assert "early_stop" not in play(network, tmp_path / "run").summary
+
+
 def test_a_client_yet_to_come_is_not_one_without_validation_data(tmp_path):
     network, _, _ = start(
         tmp_path,
@@ -216,8 +261,36 @@ def test_a_function_samples_the_clients_of_a_server(tmp_path):
     trained = [{turn.client for turn in Records(run.path / "records.sqlite").turns(index)} for index in range(3)]
     assert trained == [{2, 3}, {0, 1}, {2, 3}]
     assert sp.replay(run.path, "digits", out=tmp_path / "replay", sampler=newest_first, **DATA).is_same
+    with pytest.raises(SparsonaError, match="sampled by the function 'newest_first'") as told:
+        sp.replay(run.path, "digits", **DATA)
+    assert told.value.hint == "from Python: sp.replay(..., sampler=newest_first)"
     with pytest.raises(SparsonaError, match="sampled by the function 'newest_first'"):
         sp.replay(run.path, "digits", out=tmp_path / "other", **DATA)
+
+
+def test_a_client_that_is_gone_is_not_asked_in_every_round(tmp_path):
+    """By the records and the checkpoint alone: also by a server that was killed, and by the replay."""
+
+    def gone(sites):
+        answers = sites[0].handle, lambda data: None
+        handles = iter((answers[0], *[answers[1]] * 99))  # it says hello
+        return {site.index: site.handle for site in sites} | {0: lambda data: next(handles)(data)}
+
+    options = {"rounds": 8, "per_round": 1, "sampler": "loss", "evaluate": "participants"}
+    network, _, _ = start(tmp_path / "whole", "fedavg", gone, deadline=0.2, **options)
+    whole = play(network, tmp_path / "whole" / "run")
+    records = Records(whole.path / "records.sqlite")
+    assert 1 <= sum(row.client == 0 for row in records.failures()) <= 2
+    network, sites, _ = start(tmp_path / "part", "fedavg", gone, deadline=0.2, **options)
+    with pytest.raises(Killed):
+        play(network, tmp_path / "part" / "run", [Kill(4)])
+    for site in sites:
+        site.start()
+    signer, verifier = network.connection.signer, network.connection.verifier
+    again = Network(network.terms, in_memory(gone(sites)), signer, verifier, deadline=0.2)
+    part = play(again, tmp_path / "part" / "run")
+    assert rows(part.path) == rows(whole.path)
+    assert sp.replay(whole.path, "digits", out=tmp_path / "replay", **DATA).is_same
 
 
 def test_a_server_needs_the_function_that_its_file_names(tmp_path):
@@ -226,6 +299,7 @@ def test_a_server_needs_the_function_that_its_file_names(tmp_path):
         with pytest.raises(SparsonaError, match="sampled by the function 'newest_first'") as told:
             read_server(made.path, None, None, wrong)
     assert "not 'oldest'" in told.value.expected
+    assert told.value.hint == "from Python: sp.serve(..., sampler=newest_first)"
     plain = make(tmp_path / "plain", "fedavg", 2)
     with pytest.raises(SparsonaError, match="says sampler = 'uniform'"):
         read_server(plain.path, None, None, oldest)

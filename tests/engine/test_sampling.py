@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
 from sparsona.core.seeds import generator
 from sparsona.engine.plan import Plan, participation
+from sparsona.engine.sampling import known_losses
 
 PLAN = Plan(rounds=400, per_round=2, batch_size=4, seed=3)
 CLIENTS = tuple(Client(index, 10 * (index + 1)) for index in range(5))
@@ -47,6 +49,37 @@ def test_one_after_the_other():
 def test_by_loss_of_those_that_are_known_and_first_those_that_are_not():
     plan = replace(PLAN, sampler="loss", per_round=3)  # all five are candidates
     assert sampled(plan, 0, losses={0: 5.0, 1: 1.0, 2: 2.0, 3: 0.5}) == (0, 2, 4)
+
+
+def test_who_was_asked_and_told_no_loss_has_the_lowest():
+    before = {0: 5.0, 1: 1.0, 2: 2.0}
+    assert known_losses(before, {0: None, 3: math.nan, 4: 0.7}) == {0: 0.7, 1: 1.0, 2: 2.0, 3: 0.7, 4: 0.7}
+    assert known_losses({0: 0.2, 1: 3.0}, {0: math.inf}) == {0: 3.0, 1: 3.0}  # not its own, which would never rise
+    assert known_losses({}, {1: None}) == {1: 0.0}
+
+
+@pytest.mark.parametrize("more", [{}, {"min_updates": 2}])  # rounds without effect
+def test_a_client_that_diverges_is_not_asked_in_every_round(tmp_path, more):
+    chance = torch.Generator().manual_seed(0)
+    clients = [
+        (
+            torch.rand(20, 4, generator=chance),
+            torch.arange(20) % 3,
+            torch.rand(6, 4, generator=chance),
+            torch.arange(6) % 3,
+        )
+        for _ in range(6)
+    ]
+    clients[0][0][:] = 3e38
+    data = sp.Federation.from_clients(clients, validation_rate=0.0)
+    options = {"rounds": 12, "per_round": 2, "epochs": 1, "device": "cpu", "executor": "serial", "sampler": "loss"}
+    run = sp.train("fedavg", data, "mlp:hidden=0", out=tmp_path / "run", **options, **more)
+    asked = [turn.round for turn in run._folder.records.turns() if turn.client == 0]
+    assert 1 <= len(asked) <= 4
+    sp.train("fedavg", data, "mlp:hidden=0", out=tmp_path / "part", max_seconds=1e-9, **options, **more)
+    for _ in range(11):
+        part = sp.resume(tmp_path / "part", data)
+    assert part._folder.records.turns() == run._folder.records.turns()
 
 
 def test_a_function_from_python():

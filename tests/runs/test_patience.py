@@ -25,12 +25,47 @@ def test_patience_counts_evaluations_that_are_not_better():
     assert waited == [0, 0, 1, 2, 0]
     assert seen == Patience(5, {0: 0.61})
     assert Patience(1, {0: 0.5}).after(2, {0: 0.55}, 0.1) == Patience(1, {0: 0.5}, 1)
-    assert Patience().after(1, {0: -math.inf, 1: 0.9}, 0.0).best == 0  # of a model that is none, nothing is the best
+    assert Patience().after(1, {0: -math.inf, 1: math.nan}, 0.0) == Patience(waited=1)  # models that are none
+
+
+def test_one_client_whose_model_is_none_decides_nothing_for_the_others():
+    broken = -math.inf
+    seen = Patience()
+    for completed, score in ((1, 0.5), (2, 0.6), (3, 0.7)):
+        seen = seen.after(completed, {0: broken, 1: score}, 0.0)
+        assert (seen.best, seen.waited) == (completed, 0)
+    assert seen.after(4, {0: broken, 1: 0.6}, 0.0).waited == 1
+    assert seen.after(4, {0: 0.1, 1: 0.6}, 0.0).best == 4  # one more client has a model
+    later = seen.after(4, {0: 0.1, 1: 0.8}, 0.0)
+    assert later.after(5, {0: broken, 1: 0.9}, 0.0).best == 5  # nor does one that loses its model later
+    assert later.after(5, {0: broken, 1: 0.7}, 0.0).waited == 1
+    assert later.after(5, {0: broken, 1: broken}, 0.0).waited == 1
+
+
+@pytest.mark.parametrize("huge", [1.7e308, -1.7e308, math.inf, -math.inf, math.nan])
+def test_a_value_that_is_none_raises_nothing(huge):
+    seen = Patience()
+    for completed in (1, 2):
+        seen = seen.after(completed, {0: huge, 1: huge, 2: -huge, 3: 0.1 * completed}, 0.0)
+    assert seen.best == 2
+
+
+def test_who_is_not_heard_keeps_its_last_score():
+    """Else those who come and go would always be compared with evaluations that never heard the others."""
+    seen, found = Patience(), []
+    heard = ({0: 0.9}, {0: 0.91, 1: 0.1}, {1: 0.2}, {0: 0.3, 1: 0.21}, {0: 0.31}, {0: 0.311, 1: 0.05}, {1: 0.06})
+    for completed, scores in enumerate(heard, 1):
+        seen = seen.after(completed, scores, 0.0)
+        found.append(seen.waited)
+    assert found == [0, 0, 0, 1, 2, 3, 4]
+    assert seen.scores == {0: 0.91, 1: 0.2}
 
 
 def test_means_are_compared_over_clients_that_were_heard_both_times():
     best = Patience(3, {0: 0.2, 1: 0.8, 2: 0.9})
-    assert best.after(4, {0: 0.3}, 0.0) == Patience(4, {0: 0.3})  # though 0.3 is below the mean of all three
+    assert best.after(4, {0: 0.3}, 0.0) == Patience(
+        4, {0: 0.3, 1: 0.8, 2: 0.9}
+    )  # though 0.3 is below the mean of all three
     assert best.after(4, {1: 0.7, 2: 0.9}, 0.0).waited == 1  # though 0.8 is above it
     assert best.after(4, {3: 1.0}, 0.0) == best
     assert best.after(4, {}, 0.0) == best
@@ -104,6 +139,11 @@ def test_a_run_that_is_stopped_in_between_ends_at_the_same_round(stopped, tmp_pa
     assert part._folder.records.turns() == whole._folder.records.turns()
 
 
+def test_a_patience_of_one_is_said_in_the_singular(tmp_path):
+    run = sp.train("fedavg", out=tmp_path / "run", **OPTIONS | {"patience": 1})
+    assert "best validation at round 1: one evaluation was not better, by the mean accuracy" in run.protocol
+
+
 def test_patience_waits_for_a_better_mean(tmp_path):
     run = sp.train("local", out=tmp_path / "run", **OPTIONS | {"lr": 0.1, "patience": 3, "rounds": 4})
     assert run.summary["rounds"] == 4
@@ -149,6 +189,12 @@ def test_a_function_ends_a_run_by_its_good_end(tmp_path, end, after):
     run = sp.train("fedavg", out=tmp_path / "run", patience_metric=f"gain:{end}", **options)
     assert ends_after(run) == after
     assert after is None or run.summary["early_stop"]["metric"] == "gain"
+
+
+def test_a_metric_that_is_too_large_to_add_up_ends_no_run(tmp_path, capsys):
+    options = OPTIONS | {"rounds": 3, "metrics": [scripted([-1e308] * 50)], "patience_metric": "gain:low"}
+    assert sp.train("fedavg", out=tmp_path / "run", **options).summary["rounds"] == 3
+    assert "no client's gain on validation data is known" in capsys.readouterr().err
 
 
 def test_the_metric_decides_and_so_it_does_after_a_stop(tmp_path):

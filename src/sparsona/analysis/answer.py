@@ -11,6 +11,7 @@ from sparsona.analysis.groups import (
     Group,
     flatten,
     group_views,
+    is_unset,
     pairs,
     setting_label,
     shared_and_differing,
@@ -36,6 +37,7 @@ TRAINING = (
     "tune_lr_scale",
     "transform",
     "mean",
+    "privacy",
     "precision",
     "device",
     "executor",
@@ -107,7 +109,7 @@ def differing(views: Sequence[RunView]) -> list[str]:
 
     Returns:
         One phrase for each setting that differs, such as "momentum 0.9 (pFedGate), 0.0 (FedAvg, Local)". A setting that
-        only one method has is no difference.
+        only one method has is no difference. Those without an option, such as a transform, are not listed.
     """
     groups = group_views(views)
     tables = [_training(group.views[0]) for group in groups]
@@ -119,7 +121,11 @@ def differing(views: Sequence[RunView]) -> list[str]:
             if name in table:
                 users.setdefault(table[name], []).append(group.label)
         if len(users) > 1:
-            values = [f"{_value(name, value)} ({join_labels(labels)})" for value, labels in users.items()]
+            usual = next((value for value in users if name in WITHOUT and is_unset(name, value)), None)
+            values = [
+                f"{_value(name, value)} ({join_labels(labels)})" for value, labels in users.items() if value != usual
+            ]
+            values += [] if usual is None else [f"otherwise {_value(name, usual)}"]
             found.append(("" if name in WITHOUT else f"{name} ") + ", ".join(values))
     return found
 

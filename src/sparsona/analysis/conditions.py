@@ -83,9 +83,9 @@ def conditions_sentence(folder: RunFolder, summary: Mapping[str, Any]) -> str:
         text += f", of which {' and '.join(one.changed)} followed the progress of each." if one.changed else "."
     if stop := summary.get("early_stop"):
         ended = early_stop_sentence(stop)
-        text += (
-            f" {ended[0].upper()}{ended[1:]}: {config['patience']} evaluations in a row were not better, by the mean "
-        )
+        num = config["patience"]
+        waited = "one evaluation was" if num == 1 else f"{num} evaluations in a row were"
+        text += f" {ended[0].upper()}{ended[1:]}: {waited} not better, by the mean "
         text += f"{TITLES.get(stop['metric'], stop['metric'])} of clients on validation data."
         text += " The result is that of the last round."
     return text

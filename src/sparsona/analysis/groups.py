@@ -52,6 +52,11 @@ def group_views(views: Sequence[RunView]) -> list[Group]:
         members.setdefault((view.title, settings, copy), []).append(view)
     groups = list(members.values())
     labels = [_label(group, groups) for group in groups]
+    twice = {label for label in labels if labels.count(label) > 1}  # by what is set alone
+    labels = [
+        _label(group, groups, whole=True) if label in twice else label
+        for label, group in zip(labels, groups, strict=True)
+    ]
     if len(set(labels)) < len(labels):  # runs of one name from different folders
         labels = [f"{label}, {group[0].path}" for label, group in zip(labels, groups, strict=True)]
     return [
@@ -114,7 +119,8 @@ def settings_of(view: RunView) -> dict[str, str]:
     return {name: value for name, value in flatten(view.config).items() if matters(name)} | {"point": view.point}
 
 
-def _label(group: list[RunView], groups: Iterable[list[RunView]]) -> str:
+def _label(group: list[RunView], groups: Iterable[list[RunView]], whole: bool = False) -> str:
+    """A title and, of the settings in which its runs differ, those that are set; `whole`: also those that are not."""
     title = group[0].title
     namesakes = [other for other in groups if other[0].title == title]
     if len(namesakes) == 1:
@@ -122,9 +128,16 @@ def _label(group: list[RunView], groups: Iterable[list[RunView]]) -> str:
     own = settings_of(group[0])
     _, differing = shared_and_differing([settings_of(other[0]) for other in namesakes])
     alike = [other for other in namesakes if settings_of(other[0]) == own]
-    if len(alike) > 1 or not 0 < len(differing) <= 3:
+    named = {name: own.get(name, UNSET) for name in differing}
+    named = {name: value for name, value in named.items() if whole or not is_unset(name, value)}
+    if len(alike) > 1 or len(named) > 3:
         return f"{title}, {group[0].name}"
-    return ", ".join([title, *(setting_label(name, own.get(name, UNSET)) for name in differing)])
+    return ", ".join([title, *(setting_label(name, value) for name, value in named.items())])
+
+
+def is_unset(name: str, value: str) -> bool:
+    """Whether a setting, as `flatten` has it, is that of a run in which nobody chose any."""
+    return value in ("null", "[]", UNSET) or (name, value) == ("mean", PLAIN)
 
 
 def setting_label(name: str, value: str) -> str:
@@ -136,7 +149,7 @@ def setting_label(name: str, value: str) -> str:
     """
     last = name.rpartition(".")[2]
     if name in WITHOUT:
-        if value in ("null", "[]", UNSET) or (name, value) == ("mean", PLAIN):
+        if is_unset(name, value):
             return WITHOUT[name]
         if name == "mean":
             return value

@@ -92,28 +92,33 @@ def read_protocol(text: str) -> Lines:
     return found
 
 
-def compare_protocols(protocols: Mapping[str, Sequence[str]]) -> tuple[Lines, list[tuple[str, Lines]]]:
+def compare_protocols(protocols: Mapping[str, Mapping[int, str]]) -> tuple[Lines, list[tuple[str, Lines]]]:
     """What protocols of several methods have in common, and in what they differ.
 
     Args:
-        protocols: those of each method's runs, by the method's label.
+        protocols: those of each method's runs by their seeds, by the method's label.
 
     Returns:
-        The lines that all methods have; and, for each other topic, the sentences and the labels that they hold for.
+        The lines that all methods have; and, for each other topic, the sentences and the labels that they hold for,
+        with the seeds where these differ.
 
     Example:
-        >>> compare_protocols({"A": ["model: Own.\\nresult: A mean."], "B": ["model: Shared.\\nresult: A mean."]})
+        >>> texts = "model: Own.\\nresult: A mean.", "model: Shared.\\nresult: A mean."
+        >>> compare_protocols({"A": {1: texts[0]}, "B": {1: texts[1]}})
         ([('result', 'A mean.')], [('model', [('A', 'Own.'), ('B', 'Shared.')])])
     """
     users: dict[str, dict[str, list[str]]] = {topic: {} for topic in ("", *TOPICS)}
+    whole: dict[str, dict[str, int]] = {topic: {} for topic in users}  # how many methods say it with all seeds
     for label, texts in protocols.items():
         for topic, found in users.items():
-            said = [rest for text in texts for of, rest in read_protocol(text) if of == topic]
-            for sentences in _largest(said) if topic in _BOUNDS else _merge(said):
-                found.setdefault(sentences, []).append(label)
+            said = [(rest, seed) for seed, text in texts.items() for of, rest in read_protocol(text) if of == topic]
+            for sentences, seeds in _largest(said) if topic in _BOUNDS else _merge(said):
+                is_whole = len(seeds) == len(texts)
+                whole[topic][sentences] = whole[topic].get(sentences, 0) + is_whole
+                found.setdefault(sentences, []).append(label if is_whole else f"{label}, {_seeds(seeds)}")
     shared, own = [], []
     for topic, found in users.items():
-        same = [sentences for sentences, labels in found.items() if len(labels) == len(protocols)]
+        same = [sentences for sentences in found if whole[topic][sentences] == len(protocols)]
         shared += [(topic, sentences) for sentences in same]
         if others := [(join_labels(labels), text) for text, labels in found.items() if text not in same]:
             own.append((topic, others))
@@ -121,29 +126,58 @@ def compare_protocols(protocols: Mapping[str, Sequence[str]]) -> tuple[Lines, li
 
 
 def join_labels(labels: Sequence[str]) -> str:
-    """Labels in a row; those that have commas themselves are kept apart by "and"."""
-    return (" and " if any("," in label for label in labels) else ", ").join(labels)
+    """Labels in a row; those that have commas themselves are kept apart by semicolons."""
+    return ("; " if any("," in label for label in labels) else ", ").join(labels)
 
 
-def _largest(sentences: Sequence[str]) -> list[str]:
-    """Of sentences with an epsilon, the one with the largest."""
+def _largest(said: Sequence[tuple[str, int]]) -> list[tuple[str, list[int]]]:
+    """Of sentences with an epsilon, the one with the largest: it holds for all seeds that have one."""
+    sentences, seeds = [sentence for sentence, _ in said], [seed for _, seed in said]
     if len(set(sentences)) < 2:
-        return list(sentences[:1])
-    return [f"{max(sentences, key=said_epsilon)} That is the largest of {len(sentences)} runs."]
+        return [(sentences[0], seeds)] if said else []
+    return [(f"{max(sentences, key=said_epsilon)} That is the largest of {len(sentences)} runs.", seeds)]
 
 
-def _merge(sentences: Sequence[str]) -> list[str]:
-    """Sentences that differ only in numbers (sizes of a seed's test sets) become one, with the numbers' ranges."""
-    alike: dict[tuple[str, ...], list[list[str]]] = {}
-    for sentence in sentences:
-        pieces = re.split(r"(\d+(?:\.\d+)?)", sentence)  # words at even places, numbers at odd ones
-        alike.setdefault(tuple(pieces[::2]), []).append(pieces)
+# A whole number with its separators and exponent, which is no part of a word: "hospital-2", "conv2", "1/2".
+_NUMBER = re.compile(
+    r"(?<![\w.,/–-])((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\w/–-]|[.,]\d)", re.IGNORECASE
+)
+# What is in quotes, and "client 3" or "seeds 1, 2 and 5".
+_NAME = re.compile(
+    r"""((?<!\w)(?:'[^']*'|"[^"]*"|`[^`]*`|(?:client|seed)s? \d+(?:(?:, | and | or | to )\d+)*)(?!\w))""", re.IGNORECASE
+)
+
+
+def _split(sentence: str) -> list[str]:
+    """Words at even places, numbers at odd ones. Names are words."""
+    pieces = [""]
+    for place, part in enumerate(_NAME.split(sentence)):
+        first, *rest = [part] if place % 2 else _NUMBER.split(part)
+        pieces[-1] += first
+        pieces += rest
+    return pieces
+
+
+def _merge(said: Sequence[tuple[str, int]]) -> list[tuple[str, list[int]]]:
+    """Sentences that differ only in numbers (sizes of a seed's test sets) become one, with the numbers' ranges.
+
+    Sentences and seeds are in pairs; so are sentences and all seeds that they hold for.
+    """
+    alike: dict[tuple[str, ...], list[tuple[list[str], int]]] = {}
+    for sentence, seed in said:
+        pieces = _split(sentence)
+        alike.setdefault(tuple(pieces[::2]), []).append((pieces[1::2], seed))
     merged = []
-    for versions in alike.values():
+    for words, versions in alike.items():
         ranges = [
-            sorted(set(numbers), key=float) for numbers in zip(*(pieces[1::2] for pieces in versions), strict=True)
+            sorted(set(numbers), key=lambda number: float(number.replace(",", "")))
+            for numbers in zip(*(numbers for numbers, _ in versions), strict=True)
         ]
         shown = ["–".join(dict.fromkeys((numbers[0], numbers[-1]))) for numbers in ranges]
-        words = versions[0][::2]
-        merged.append("".join(word + number for word, number in zip(words, [*shown, ""], strict=True)))
+        text = "".join(word + number for word, number in zip(words, [*shown, ""], strict=True))
+        merged.append((text, list(dict.fromkeys(seed for _, seed in versions))))
     return merged
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

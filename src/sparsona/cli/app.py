@@ -482,7 +482,9 @@ def show_comparison(result: Any, as_json: bool) -> None:
         print_table(compared)
     echo("\nHow this was measured:")
     groups = group_views(views)
-    shared, own = compare_protocols({group.label: [view.protocol for view in group.views] for group in groups})
+    shared, own = compare_protocols(
+        {group.label: {view.seed: view.protocol for view in group.views} for group in groups}
+    )
     _print_lines(shared)
     for topic, lines in own:
         for labels, sentences in lines:

@@ -56,9 +56,10 @@ def data(context: click.Context, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="Folder to put it into.  [the cache]")
 def get(name: str, folder: Path | None) -> None:
-    """Download the data set NAME, check it, and put it where `--data NAME` finds it.
+    """Download the data set NAME, and check it.
 
-    Files without the published checksum are not kept. Files that are there already are not downloaded again.
+    It is put where `--data NAME` finds it. Files without the published checksum are not kept. Files that are there
+    already are not downloaded again.
     """
     from sparsona.data.cache import cache_folder
     from sparsona.data.download import download
@@ -85,7 +86,9 @@ def check_picture(path: Path) -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Picture to write as well: .svg or .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any) -> None:
-    """Draw how NAME would be shared out: clients by classes, and their sizes.
+    """Draw how NAME would be shared out.
+
+    Clients by classes, and their sizes.
 
     \b
       sparsona data show digits --partition shards:2

@@ -37,7 +37,7 @@ def keys() -> None:
 @click.argument("name")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("."), help="Folder to put both into.  [this one]")
 def new_keys(name: str, out: Path) -> None:
-    """Make the key of a client called NAME, and its request to be admitted.
+    """Make a client's key, and its request to be admitted.
 
     NAME.key is secret and stays on this machine. NAME.pub goes to whoever has the federation file:
     `sparsona federation admit fed.toml NAME.pub`.
@@ -52,7 +52,10 @@ def new_keys(name: str, out: Path) -> None:
 @keys.command("show")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 def show_key(path: Path) -> None:
-    """Show the public key in FILE, a NAME.key or NAME.pub: to compare it with the sender by telephone."""
+    """Show the public key in FILE, a NAME.key or NAME.pub.
+
+    Compare it with the sender by telephone.
+    """
     from sparsona.deploy.identity import KeyFile, read_request
 
     if path.suffix == ".pub":
@@ -111,7 +114,7 @@ def new(
     pairs: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Make a federation file, the key of its authority, and the key of its server.
+    """Make a federation file, and the keys of authority and server.
 
     All options are written out, so that sides with other defaults agree. --address says where clients find the server;
     it may be changed later. The keys are put beside the file: FED.authority.key admits clients, FED.server.key is the
@@ -180,10 +183,11 @@ def new(
 def admit(
     path: Path, request: Path, capacity: float, hosts: tuple[str, ...], addresses: tuple[str, ...], days: int
 ) -> None:
-    """Admit the client whose request is NAME.PUB: it gets the next index, and a certificate.
+    """Admit the client whose request is NAME.PUB.
 
-    Needs the authority's key beside the file. The file is then another one: admit all clients before it is handed out
-    and the run begins. --address says where others find a peer; a few such peers are enough.
+    It gets the next index, and a certificate. Needs the authority's key beside the file. The file is then another one:
+    admit all clients before it is handed out and the run begins. --address says where others find a peer; a few such
+    peers are enough.
     """
     from sparsona.deploy.federation_file import FederationFile, key_path
     from sparsona.methods import find
@@ -223,7 +227,7 @@ def renew(path: Path, days: int) -> None:
 @FILE
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def show(path: Path, as_json: bool) -> None:
-    """Show what a federation file says: method, options, digest, and who takes part."""
+    """Show method, options, digest, and who takes part."""
     from sparsona.deploy.federation_file import FederationFile
     from sparsona.deploy.identity import check_certificate
 
@@ -286,11 +290,11 @@ def flower_app(
     deadline: float,
     wait: float | None,
 ) -> None:
-    """Write a Flower app into the new folder DIR, for `flwr run DIR`: the server of the run that FED.TOML describes.
+    """Write a Flower app into the new folder DIR, for `flwr run DIR`.
 
-    Write it on the SuperLink's machine, where the server's side runs: the app holds the paths of FED.TOML, of the key
-    and of --out, and nothing secret. Clients run `sparsona join --flower SOCKET` beside their SuperNode
-    (docs/flower.md).
+    It is the server of the run that FED.TOML describes. Write it on the SuperLink's machine, where the server's side
+    runs: the app holds the paths of FED.TOML, of the key and of --out, and nothing secret. Clients run `sparsona join
+    --flower SOCKET` beside their SuperNode (docs/flower.md).
     """
     from sparsona.deploy.flower import write_app
     from sparsona.experiment.server_side import read_server

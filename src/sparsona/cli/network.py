@@ -184,7 +184,7 @@ FOLDER = click.option(
 @vault.command()
 @FOLDER
 def show(folder: Path | None) -> None:
-    """Show what is in the vault: states by ticket, and the personal model."""
+    """Show what is in it: states by ticket, and the personal model."""
     from sparsona.deploy.vault import MODEL, SUFFIX
 
     found = _find_vault(folder)
@@ -213,10 +213,11 @@ def show(folder: Path | None) -> None:
     help="The federation file, for .pt2 and .onnx.  [federation.toml in the vault]",
 )
 def export(folder: Path | None, out: Path, terms: Path | None) -> None:
-    """Write the personal model to FILE, its mask applied: by the suffix .safetensors, .pt2 or .onnx.
+    """Write the personal model to FILE, its mask applied.
 
-    A safetensors file has the weights by name. The others have the network as well, are checked to predict the same,
-    and lack units that a mask removed; ONNX needs the extra `onnx`. A client has a model when its run is over.
+    FILE ends with .safetensors, .pt2 or .onnx. A safetensors file has the weights by name. The others have the network
+    as well, are checked to predict the same, and lack units that a mask removed; ONNX needs the extra `onnx`. A client
+    has a model when its run is over.
     """
     from sparsona.deploy.vault import MODEL
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -11,14 +10,14 @@ import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.targets import METRICS
+from sparsona.core.targets import METRICS, is_usable
 
 Metric = Callable[[Tensor, Tensor], float | None]
 Floats = npt.NDArray[np.float64]
 
 
 def measure(metrics: Mapping[str, Metric], outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """The values of metrics for one client, without those that are undefined or not finite for it.
+    """The values of metrics for one client, without those that are undefined, not finite or too large to add up.
 
     Args:
         metrics: by name; each returns None where it is undefined.
@@ -35,7 +34,7 @@ def measure(metrics: Mapping[str, Metric], outputs: Tensor, targets: Tensor) -> 
     """
     outputs, targets = outputs.detach().cpu(), targets.detach().cpu()
     found = {name: metric(outputs, targets) for name, metric in metrics.items()}
-    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+    return {name: float(value) for name, value in found.items() if value is not None and is_usable(value)}
 
 
 class GivenMetric:

@@ -43,3 +43,11 @@ def given_name(text: str) -> str | None:
 def better(metric: str) -> str:
     """Which end of a metric is the good one: "high", "low", or "neither" of a function from Python."""
     return "low" if metric in LOW_IS_BETTER else "high" if metric in ALL_METRICS else "neither"
+
+
+LARGEST = 1e300  # of a loss or a metric: sums over clients are finite
+
+
+def is_usable(value: float) -> bool:
+    """Whether a value can be a model's loss or metric: with another, a mean over clients is no number."""
+    return abs(value) <= LARGEST

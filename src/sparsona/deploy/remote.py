@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from typing import IO, Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Round, State, Work
 from sparsona.core.round import Client
+from sparsona.core.targets import LARGEST, is_usable
 from sparsona.core.update import SERVER, Update
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Frame, Signer, Verifier, printable, seal, unseal
@@ -265,6 +267,8 @@ class RemoteClients:
         counts = outcome.tally.examples, outcome.tally.steps, outcome.tally.train_flops, outcome.tally.search_flops
         if max(counts) > MOST // len(self.connection.clients):
             raise SparsonaError(f"a count of {max(counts)}", expected="what a turn can take")
+        if math.isfinite(outcome.tally.loss) and not is_usable(outcome.tally.loss):
+            raise SparsonaError(f"a training loss of {outcome.tally.loss:.3g}", expected=f"no more than {LARGEST:g}")
 
     def keep(self, client: int) -> None:
         assert self._last is not None

@@ -25,7 +25,7 @@ class Population:
     """The whole federation between two rounds: the server, and each client that has trained.
 
     `messages` holds each peer's last message, where there is no server: other peers may receive it later. `losses` has
-    clients' last training losses, where they are sampled by them.
+    clients' last training losses, where they are sampled by them (`sampling.known_losses`).
     """
 
     server: Server | None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client, Round
-from sparsona.core.targets import given_name
+from sparsona.core.targets import given_name, is_usable
 
 if TYPE_CHECKING:
     from torch import Generator
@@ -33,7 +33,7 @@ class Draw:
         available: the indices of those that can be chosen, in order.
         position: how many were wanted in the rounds before, all together.
         random: the generator of the round.
-        losses: the last training loss of each client that has reported one.
+        losses: of each client that was asked: `known_losses`.
     """
 
     num: int
@@ -86,8 +86,24 @@ def _round_robin(draw: Draw) -> list[int]:
 
 def _by_loss(draw: Draw) -> list[int]:
     candidates = _weighted(draw, CANDIDATES * draw.num)
-    unknown = float("inf")  # a client that has not trained yet comes first
+    unknown = float("inf")  # a client that was never asked comes first
     return sorted(candidates, key=lambda client: -draw.losses.get(client, unknown))[: draw.num]
+
+
+def known_losses(before: Mapping[int, float], asked: Mapping[int, float | None]) -> dict[int, float]:
+    """Clients' losses after a round, for the sampler that goes by them.
+
+    One that told none has the lowest of the others': were it unknown it would be asked again at once, and so would a
+    client that is gone, in nearly every round. As the others learn, its turn comes again.
+
+    Args:
+        before: the losses before the round.
+        asked: those that clients of the round told; None, or not a finite number: none.
+    """
+    told = {client: loss for client, loss in asked.items() if loss is not None and is_usable(loss)}
+    others = {client: loss for client, loss in before.items() if client not in asked} | told
+    lowest = min(others.values(), default=0.0)
+    return {**others, **dict.fromkeys(sorted(asked.keys() - told.keys()), lowest)}
 
 
 SAMPLERS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -30,6 +29,7 @@ from sparsona.engine.population import (
     round_record,
     without_effect,
 )
+from sparsona.engine.sampling import known_losses
 from sparsona.wire.codec import encode
 from sparsona.wire.ledger import Traffic, paper_bytes
 
@@ -64,7 +64,7 @@ class Star:
         clients = self.clients.at(population.states)
         server = population.server
         total = half.zero(server, round_) if half else None
-        num_added, losses = 0, dict(population.losses)
+        num_added, losses = 0, dict[int, float | None]()  # of those that were asked; None: not known
         jobs = (
             replace(self._job("train", c, server, round_, points.get(c, ()), sent), is_aggregated=c in who.aggregated)
             for c in who.trains
@@ -85,23 +85,24 @@ class Star:
                 _take_back(clients, population.states, client)
                 outcome, up = Outcome(client, failure=f"{REFUSED}{error.what}"), Traffic()
             record.add_evaluations(outcome)
+            losses[client] = None if outcome.failure else outcome.tally.loss
             if outcome.failure:
                 record.turns.append(not_heard(outcome, traffic + up))
                 continue
             clients.used(client)
             dropped = update is not None and client in who.dropped  # without an update, none can be lost
             record.turns.append(Turn(client, outcome.tally, traffic + up, aggregated, dropped, failure=outcome.note))
-            if plan.sampler == "loss" and math.isfinite(outcome.tally.loss):  # a client elsewhere may say anything
-                losses[client] = outcome.tally.loss
         record.turns.sort(key=lambda turn: turn.client)  # the first few may have waited for others
         record.evaluations.sort(key=lambda found: found.client)
+        if plan.sampler == "loss":  # also after a round without effect: who was asked has been asked
+            population = replace(population, losses=known_losses(population.losses, losses))
         if half is not None and num_added < plan.min_updates:
             return population, without_effect(record, f"{num_added} of the {plan.min_updates} {TOO_FEW}")
         if half is not None and (num_added or half.steps_always):
             with context.clock.measure("aggregate"):
                 server = half.step(server, total, round_)
         self._store_memories(server, population.server)
-        return Population(server, clients.states, losses=losses), record
+        return Population(server, clients.states, losses=population.losses), record
 
     def _arrivals(
         self, clients: Clients, jobs: Iterable[Job], who: Participation, index: int, before: Mapping[int, State]

@@ -13,6 +13,7 @@ import torch
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import FEW, FEWEST, point
 from sparsona.core.round import Client
+from sparsona.core.targets import LARGEST, is_usable
 from sparsona.core.update import SERVER, Update
 from sparsona.data.client_index import PARTS
 from sparsona.deploy.agent import MAX_EXAMPLES
@@ -186,7 +187,9 @@ class Network:
                 + " that share label counts, which this metric reveals" * (not is_open),
                 hint=f"`sparsona join{' --share labels' * (not is_open)} --set validation_rate=0.2` there",
             )
-        self.report(f"patience goes by the {by} of {len(telling)} of {len(there)} clients on validation data")
+        # A class with few examples has a client tell no metric by classes, which only its answers show.
+        few = "" if is_reported(by, targets, shares_labels=False) else "up to "
+        self.report(f"patience goes by the {by} of {few}{len(telling)} of {len(there)} clients on validation data")
 
     @property
     def _headline(self) -> str:
@@ -296,6 +299,10 @@ class Network:
         known = self.client_context.task.metrics
         if strange := [name for name in found.metrics if name not in known]:
             raise SparsonaError(f"the metric '{strange[0]}' of a run", expected=f"one of {', '.join(known) or 'none'}")
+        # A loss that is not finite is that of a model that diverged.
+        for value in (found.loss, *found.metrics.values()):
+            if math.isfinite(value) and not is_usable(value):
+                raise SparsonaError(f"a result of {value:.3g}", expected=f"no more than {LARGEST:g}")
 
     def end(self) -> None:
         """Tell the clients that the run is over."""

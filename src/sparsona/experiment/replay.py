@@ -99,7 +99,7 @@ def replay(
         The simulated run, and whether it is the same.
     """
     folder = RunFolder.open(Path(path))
-    terms = _terms(folder).with_sampler(sampler)
+    terms = _terms(folder).with_sampler(sampler, "replay")
     found = everyones_data(terms, [data] if isinstance(data, str) else list(data), data_dir, **options)
     has_guests = (folder.path / GUESTS_FILE).exists()  # peers have no server that would note them
     there = guests_at_start(folder.path) if has_guests else np.flatnonzero(folder.facts.sizes[:, 0]).tolist()

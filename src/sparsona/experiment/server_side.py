@@ -166,7 +166,7 @@ def read_server(
             hint="--key FILE, the one that `sparsona federation new` made",
         )
     terms.check_at_least(at_least)
-    return terms.with_sampler(sampler), signer
+    return terms.with_sampler(sampler, "serve"), signer
 
 
 @usual_torch()

@@ -99,11 +99,12 @@ class Terms:
             ) from None
         return cls(file, config, row, own, ExampleKind(shape, classes, predicts, predicts == "tokens"))
 
-    def with_sampler(self, sampler: Callable[..., Any] | None) -> Terms:
+    def with_sampler(self, sampler: Callable[..., Any] | None, by: str) -> Terms:
         """The same with the function that samples clients, on the server's side.
 
         Args:
             sampler: a function of the name that the file has; None: it names one of `SAMPLERS`.
+            by: the function of `sparsona` that takes it, for an error.
 
         Returns:
             The terms; SparsonaError if the file says otherwise.
@@ -122,7 +123,7 @@ class Terms:
         raise SparsonaError(
             f"'{self.file.path}' has its clients sampled by the function '{wanted}'",
             expected="that function" + (f", not '{given_name(known)}'" if known is not None else ""),
-            hint=f"start the server from Python: sp.serve(..., sampler={wanted})",
+            hint=f"from Python: sp.{by}(..., sampler={wanted})",
         )
 
     @property

@@ -115,7 +115,9 @@ def render_report(
     first = [chart for chart in drawn if chart.key == "traffic"]  # with the answer, before the table
     charts = [*charts, *(chart for chart in drawn if chart not in first)]
     columns = columns_for(views) if views else ()
-    shared, own = compare_protocols({group.label: [view.protocol for view in group.views] for group in groups})
+    shared, own = compare_protocols(
+        {group.label: {view.seed: view.protocol for view in group.views} for group in groups}
+    )
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

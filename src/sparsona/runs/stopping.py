@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from sparsona.core import points
 from sparsona.core.errors import SparsonaError
-from sparsona.core.targets import better
+from sparsona.core.targets import better, is_usable
 from sparsona.runs.declaration import option
 
 LOSS, ACCURACY = "loss", "accuracy"  # what patience may go by besides the metrics of a run
@@ -113,7 +113,7 @@ class Patience:
 
     Args:
         best: the round of the best mean.
-        scores: of each client then.
+        scores: of each client then, or when it was heard last before.
         waited: evaluations since then.
     """
 
@@ -124,16 +124,25 @@ class Patience:
     def after(self, completed: int, scores: Mapping[int, float], min_delta: float) -> Patience:
         """The same after one more evaluation.
 
-        Means are compared over the clients that both evaluations heard, so that who is not heard makes nothing better
-        or worse. An evaluation that has none of them does not count.
+        Means are compared over the clients that both evaluations heard and found a value for, so that who is not heard,
+        or whose model is none, makes nothing better or worse. Fewer models that are none are better by themselves. An
+        evaluation that has none of the clients does not count.
         """
-        both = sorted(self.scores.keys() & scores.keys() if self.scores else scores)
-        if not both:
+        if self.scores and not self.scores.keys() & scores.keys():
             return self
-        before = _mean(self.scores, both) if self.scores else -math.inf
-        if _mean(scores, both) > before + min_delta:
-            return Patience(completed, dict(scores))
-        return replace(self, waited=self.waited + 1)
+        if self._is_beaten_by(scores, min_delta):
+            return Patience(completed, {**self.scores, **scores})  # who was not heard now has its last score
+        return replace(self, waited=self.waited + bool(scores))
+
+    def _is_beaten_by(self, scores: Mapping[int, float], min_delta: float) -> bool:
+        both = sorted(self.scores.keys() & scores.keys())
+        if not both:
+            return any(map(is_usable, scores.values()))
+        before, after = ({client for client in both if is_usable(of[client])} for of in (self.scores, scores))
+        if len(after) > len(before):
+            return True
+        shared = sorted(before & after)
+        return bool(shared) and _mean(scores, shared) > _mean(self.scores, shared) + min_delta
 
 
 def _mean(scores: Mapping[int, float], clients: Collection[int]) -> float:
