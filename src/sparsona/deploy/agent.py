@@ -15,7 +15,15 @@ from sparsona.core.points import FEWEST
 from sparsona.core.round import Client
 from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
-from sparsona.deploy.greeting import Greeting, check_model, other_environment, read_environment
+from sparsona.deploy.greeting import (
+    Greeting,
+    OtherNamesError,
+    check_class_names,
+    check_model,
+    other_environment,
+    read_class_names,
+    read_environment,
+)
 from sparsona.deploy.jobs import answer_head, in_words, read_job, reported_points
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
@@ -68,6 +76,7 @@ class Agent:
         self._context: ClientContext | None = None
         self._lock = Lock()
         self.finished, self.is_greeted = Event(), False
+        self.refusal: SparsonaError | None = None  # why this client cannot take part: it is finished then
 
     def handle(self, data: bytes) -> bytes | None:
         """Answer a frame.
@@ -126,6 +135,11 @@ class Agent:
         if found := other_environment(read_environment(frame.head.get("environment")), mine.environment):
             self._report(f"the server has {found}")
         self._report("the server is there")
+        try:
+            check_class_names(mine.class_names, read_class_names(frame.head), "this client", "the federation")
+        except OtherNamesError as error:  # the server finds out from the answer
+            self.refusal = error
+            self.finished.set()
         return self._sealed(frame, mine.as_plain())
 
     def context(self, card: Client) -> ClientContext:
