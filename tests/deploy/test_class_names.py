@@ -115,12 +115,12 @@ def test_names_in_the_federation_file(tmp_path, monkeypatch):
     assert sorted(set(data.y.tolist())) == [0, 2]
     assert data.class_names == terms.class_names
     np.savez("turned.npz", x=x, y=np.arange(30) % 3, class_names=["walk", "none", "sit"])
-    with pytest.raises(OtherNamesError, match="calls class 0 'walk', and 'fed.toml' 'sit'"):
+    with pytest.raises(OtherNamesError, match=r"calls class 0 'walk', and 'fed\.toml' 'sit'"):
         own_data(terms, 0, "arrays:turned.npz")
     np.savez("plain.npz", x=x, y=np.arange(30) % 3)
     assert own_data(terms, 0, "arrays:plain.npz").class_names is None
     np.savez("strange.npz", x=x, y=np.array(["walk", "run"] * 15))
-    with pytest.raises(SparsonaError, match="unknown label in 'strange.npz'"):
+    with pytest.raises(SparsonaError, match=r"unknown label in 'strange\.npz'"):
         own_data(terms, 0, "arrays:strange.npz")
     with pytest.raises(SparsonaError, match="class names for a model that predicts numbers"):
         command(*words.replace("fed.toml", "other.toml").split(), "a,b,c", "--predicts", "numbers")

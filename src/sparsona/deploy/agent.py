@@ -24,7 +24,7 @@ from sparsona.deploy.greeting import (
     read_class_names,
     read_environment,
 )
-from sparsona.deploy.jobs import answer_head, in_words, read_job, reported_points
+from sparsona.deploy.jobs import answer_head, in_words, read_job, reported_points, when
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
@@ -108,10 +108,10 @@ class Agent:
                 self.vault.visit(session, number)
                 return self._answer(frame)
             except SparsonaError as error:  # of this side: the server learns why it gets no more
-                self._report(f"round {frame.round}: {error.what}")
+                self._report(f"{_when(frame)}: {error.what}")
                 return self._sealed(frame, {"error": str(error)})
             except Exception as error:  # likewise, and this client goes on with the next job
-                self._report(f"round {frame.round}: a fault: {type(error).__name__}: {error}")
+                self._report(f"{_when(frame)}: a fault: {type(error).__name__}: {error}")
                 return self._sealed(frame, {"error": f"a fault: {type(error).__name__}"})
 
     def _answer(self, frame: Frame) -> bytes | None:
@@ -194,9 +194,9 @@ class Agent:
         elif job.do == "evaluate" and (frame.round == context.plan.rounds or self._may_end_early):
             states = {} if state is None else {self.client: state}
             self.vault.keep_model(context, LocalClients(context, None, states).work(job))
-        done = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[job.do]
-        reached = filter(None, [f"round {job.round.index}: {done}", in_words(outcome.evaluations)])
-        self._report(outcome.failure or ", ".join(reached))
+        done = {"train": "trained", "evaluate": "", "tune": "tuned"}[job.do]
+        reached = ", ".join(filter(None, [done, in_words(outcome.evaluations)])) or "tested"
+        self._report(outcome.failure or f"{_when(frame)}: {reached}")
         return answer
 
     def _here(self, context: ClientContext, job: Job, ticket: str) -> Job:
@@ -220,6 +220,11 @@ class Agent:
             return perform(context, job)
         finally:
             torch.set_num_threads(threads)
+
+
+def _when(frame: Frame) -> str:
+    """When a job is done, for people to read."""
+    return f"round {frame.round + 1}" if frame.head.get("do") == "train" else when(frame.round)
 
 
 def _bytes(outcome: Outcome) -> bytes:

@@ -43,7 +43,7 @@ from sparsona.deploy.greeting import (
     read_class_names,
     read_environment,
 )
-from sparsona.deploy.jobs import in_words, reported_points
+from sparsona.deploy.jobs import in_words, reported_points, when
 from sparsona.deploy.journal import Entry, Journal, Opening
 from sparsona.deploy.remote import LostError
 from sparsona.deploy.vault import LostStateError, Vault
@@ -601,7 +601,7 @@ class Peer:
         outcome = Outcome(self.client, evaluations=tuple(found), withheld=self._turns.take_withheld())
         entry = Entry("evaluation", completed, outcome, lost=lost, jobs=log.jobs, down=log.down)
         self._commit(replace(entry, seconds=time.monotonic() - began))
-        self._report(f"{completed} rounds: {in_words(found)}")
+        self._report(f"{when(completed)}: {in_words(found) or 'tested'}")
 
     def _finish(self, population: Population, lost: dict[int, str]) -> None:
         """Final tuning and evaluations, and the personal model."""

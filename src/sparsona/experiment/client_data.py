@@ -118,8 +118,8 @@ def _share(terms: Terms, shared: Federation, index: int, source: str) -> Federat
         )
     if _is_own(source) and found.class_names and kind.num_classes < terms.kind.num_classes:
         raise SparsonaError(
-            f"'{source}' has {len(found.class_names)} of {terms.kind.num_classes} classes, and '{terms.file.path}' does "
-            "not say which they are",
+            f"'{source}' has {len(found.class_names)} of {terms.kind.num_classes} classes, and '{terms.file.path}' "
+            "does not say which they are",
             expected="all classes, or their names in the federation file",
             hint="`sparsona federation new --class-names` names them; or save arrays with class_names",
         )
