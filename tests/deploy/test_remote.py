@@ -470,3 +470,17 @@ def test_an_answer_that_diverged_and_has_a_result_is_refused(tmp_path):
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     assert "refused: an answer that says that training diverged, and has a result" in rows(run)[3][0].reason
+
+
+def test_a_clients_log_counts_rounds_from_one_and_has_plain_words(tmp_path):
+    made = make(tmp_path / "federation", "fedavg", 2, rounds=2, data={**DATA, "validation_rate": 0.2})
+    sites = made.sites(tmp_path / "vaults")
+    network = made.network(in_memory({site.index: site.handle for site in sites}))
+    network.wait(2, 5.0, lambda there, of: None)
+    play_network(network, tmp_path / "run")
+    told = [text for text in sites[0].heard if "the server" not in text]
+    assert [text for text in told if "trained" in text] == ["round 1: trained", "round 2: trained"]
+    tested = [text for text in told if text.startswith("after round 2: accuracy ")]
+    assert tested
+    assert tested[0].endswith("% on test data")
+    assert not any("received" in text for text in told)

@@ -91,6 +91,7 @@ def _new_flags() -> list[click.Option]:
 @click.option("--method", required=True, help="A row of `sparsona methods`, with options after a colon if need be.")
 @click.option("--model", required=True, help="Network, a row of `sparsona models`.")
 @click.option("--classes", type=int, required=True, help="Number of outputs: classes, tokens, labels or numbers.")
+@click.option("--class-names", metavar="A,B,...", help="What they are called, in order, at every client.  [not fixed]")
 @click.option("--input", "shape", metavar="CxHxW", help="Shape of an example.  [what the papers gave the network]")
 @click.option(
     "--predicts",
@@ -105,6 +106,7 @@ def new(
     method: str,
     model: str,
     classes: int,
+    class_names: str | None,
     shape: str | None,
     predicts: str | None,
     name: str | None,
@@ -140,7 +142,16 @@ def new(
     name = identity.check_name(path.stem if name is None else name)
     hosts = [split_address(address)[0] for address in addresses]
     identity.check_days(days)
-    run = agree(method, options, model=model, classes=classes, input_shape=input_shape, predicts=predicts)
+    names = None if class_names is None else [one.strip() for one in class_names.split(",")]
+    run = agree(
+        method,
+        options,
+        model=model,
+        classes=classes,
+        input_shape=input_shape,
+        predicts=predicts,
+        class_names=names,
+    )
     has_server = not card(run["method"]).peers
     if addresses and not has_server:
         raise SparsonaError(
@@ -308,5 +319,5 @@ def flower_app(
 
 def _text(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
+        return ", ".join("none" if one is None else str(one) for one in value) or "none"
     return "none" if value is None else shorten(str(value))

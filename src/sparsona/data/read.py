@@ -30,6 +30,7 @@ def read(
     listen: Listen | None = None,
     num_classes: int | None = None,
     task: str = "auto",
+    class_names: tuple[str, ...] | None = None,
 ) -> Pool:
     """Read a data set.
 
@@ -44,6 +45,8 @@ def read(
         listen: Called with the work done and the total (0: unknown) while a set is decoded.
         num_classes: Of the user's own arrays, which may lack some; None: as many as there are labels.
         task: What targets are, as for `federate`.
+        class_names: The classes by which the user's labels that are texts, or folders of pictures, are numbered; None:
+            those of the file, or those that occur, sorted.
 
     Returns:
         The examples with their owners and the published split, as far as there are any.
@@ -64,7 +67,18 @@ def read(
     places = list_places(entry.folders, folders) if isinstance(entry, SourceCard) else ()
     own = expand(path) if path else None
     request = Request(
-        name, places, own, sequence_length, vocabulary_size, resize, crop, augment, listen, num_classes, task
+        name,
+        places,
+        own,
+        sequence_length,
+        vocabulary_size,
+        resize,
+        crop,
+        augment,
+        listen,
+        num_classes,
+        task,
+        class_names,
     )
     for reader in entry.readers:
         module, _, function = reader.partition(":")

@@ -15,8 +15,16 @@ from sparsona.core.points import FEWEST
 from sparsona.core.round import Client
 from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
-from sparsona.deploy.greeting import Greeting, check_model, other_environment, read_environment
-from sparsona.deploy.jobs import answer_head, in_words, read_job, reported_points
+from sparsona.deploy.greeting import (
+    Greeting,
+    OtherNamesError,
+    check_class_names,
+    check_model,
+    other_environment,
+    read_class_names,
+    read_environment,
+)
+from sparsona.deploy.jobs import answer_head, in_words, read_job, reported_points, when
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
@@ -68,6 +76,7 @@ class Agent:
         self._context: ClientContext | None = None
         self._lock = Lock()
         self.finished, self.is_greeted = Event(), False
+        self.refusal: SparsonaError | None = None  # why this client cannot take part: it is finished then
 
     def handle(self, data: bytes) -> bytes | None:
         """Answer a frame.
@@ -99,10 +108,10 @@ class Agent:
                 self.vault.visit(session, number)
                 return self._answer(frame)
             except SparsonaError as error:  # of this side: the server learns why it gets no more
-                self._report(f"round {frame.round}: {error.what}")
+                self._report(f"{_when(frame)}: {error.what}")
                 return self._sealed(frame, {"error": str(error)})
             except Exception as error:  # likewise, and this client goes on with the next job
-                self._report(f"round {frame.round}: a fault: {type(error).__name__}: {error}")
+                self._report(f"{_when(frame)}: a fault: {type(error).__name__}: {error}")
                 return self._sealed(frame, {"error": f"a fault: {type(error).__name__}"})
 
     def _answer(self, frame: Frame) -> bytes | None:
@@ -126,6 +135,11 @@ class Agent:
         if found := other_environment(read_environment(frame.head.get("environment")), mine.environment):
             self._report(f"the server has {found}")
         self._report("the server is there")
+        try:
+            check_class_names(mine.class_names, read_class_names(frame.head), "this client", "the federation")
+        except OtherNamesError as error:  # the server finds out from the answer
+            self.refusal = error
+            self.finished.set()
         return self._sealed(frame, mine.as_plain())
 
     def context(self, card: Client) -> ClientContext:
@@ -180,9 +194,9 @@ class Agent:
         elif job.do == "evaluate" and (frame.round == context.plan.rounds or self._may_end_early):
             states = {} if state is None else {self.client: state}
             self.vault.keep_model(context, LocalClients(context, None, states).work(job))
-        done = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[job.do]
-        reached = filter(None, [f"round {job.round.index}: {done}", in_words(outcome.evaluations)])
-        self._report(outcome.failure or ", ".join(reached))
+        done = {"train": "trained", "evaluate": "", "tune": "tuned"}[job.do]
+        reached = ", ".join(filter(None, [done, in_words(outcome.evaluations)])) or "tested"
+        self._report(outcome.failure or f"{_when(frame)}: {reached}")
         return answer
 
     def _here(self, context: ClientContext, job: Job, ticket: str) -> Job:
@@ -206,6 +220,11 @@ class Agent:
             return perform(context, job)
         finally:
             torch.set_num_threads(threads)
+
+
+def _when(frame: Frame) -> str:
+    """When a job is done, for people to read."""
+    return f"round {frame.round + 1}" if frame.head.get("do") == "train" else when(frame.round)
 
 
 def _bytes(outcome: Outcome) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,10 @@ class OtherModelError(SparsonaError):
     """A side of the run whose model or initial weights are not this one's."""
 
 
+class OtherNamesError(OtherModelError):
+    """A side of the run whose classes have other names, or the same ones in another order."""
+
+
 @dataclass(frozen=True)
 class Greeting:
     """What a client tells the server about itself, and what both must agree on.
@@ -30,6 +34,7 @@ class Greeting:
         environment: versions and machine, on which the last bits of results depend.
         data: a digest of its examples.
         label_counts: of its training examples, if it agrees to share them; None for a count from 1 to 4.
+        class_names: what its classes 0, 1, ... are called; None: they are numbers alone.
     """
 
     layout: str
@@ -39,6 +44,7 @@ class Greeting:
     environment: Mapping[str, Any]
     data: str
     label_counts: tuple[int | None, ...] | None = None
+    class_names: tuple[str, ...] | None = None
 
     def as_plain(self) -> dict[str, Any]:
         """Values that JSON can write."""
@@ -48,6 +54,7 @@ class Greeting:
             "capacity": float(self.capacity).hex(),
             "data": self.data,
             "label_counts": None if self.label_counts is None else list(self.label_counts),
+            **names_head(self.class_names),
         }
 
 
@@ -78,6 +85,67 @@ def check_model(head: Mapping[str, Any], layout: str, start: str, whose: str) ->
                 f"{whose} has other {what}",
                 expected="the same federation file, versions of sparsona and torch, and seed on all sides",
             )
+
+
+def names_head(names: Sequence[str] | None) -> dict[str, Any]:
+    """What the head of a greeting says of the names of classes: nothing where they have none."""
+    return {"class_names": list(names)} if names else {}
+
+
+def read_class_names(head: Mapping[str, Any], num_labels: int | None = None) -> tuple[str, ...] | None:
+    """The names of classes that somebody reported; None: none, as older versions do.
+
+    Args:
+        head: what was reported.
+        num_labels: how many there must be; None: any number.
+
+    Returns:
+        The names, safe to print.
+    """
+    found = head.get("class_names")
+    if found is None:
+        return None
+    if not (isinstance(found, list) and found and all(isinstance(name, str) for name in found)):
+        raise SparsonaError("its class names are none", expected="a list of texts")
+    if num_labels is not None and len(found) != num_labels:
+        raise SparsonaError(f"it has {len(found)} class names", expected=f"{num_labels}, one for each class")
+    return tuple(printable(name) for name in found)
+
+
+def check_class_names(theirs: Sequence[str] | None, known: Sequence[str] | None, who: str, where: str) -> None:
+    """Refuse data whose classes are others. Classes without names are taken as they are numbered.
+
+    Args:
+        theirs: the names of one side; None or empty: it has none.
+        known: those that it must have, likewise.
+        who: the side, for the message.
+        where: who has the known ones.
+
+    Raises:
+        OtherNamesError: names the first difference, and both lists.
+
+    Example:
+        >>> try:
+        ...     check_class_names(["sit", "walk"], ["walk", "sit"], "site-1", "site-0")
+        ... except OtherNamesError as error:
+        ...     error.what
+        "site-1 calls class 0 'sit', and site-0 'walk'"
+    """
+    one, other = ([printable(name) for name in names or ()] for names in (theirs, known))
+    if not one or not other or one == other:
+        return
+    place = next(place for place in range(len(one) + 1) if one[place : place + 1] != other[place : place + 1])
+    mine, yours = (f"'{names[place]}'" if place < len(names) else "nothing" for names in (one, other))
+    raise OtherNamesError(
+        f"{who} calls class {place} {mine}, and {where} {yours}",
+        expected=f"the class names {_listed(other)}, in this order, and not {_listed(one)}",
+        hint="save the data with class_names in the order of the others, and its labels numbered by it; `sparsona "
+        "federation new --class-names` fixes one order for all",
+    )
+
+
+def _listed(names: Sequence[str], most: int = 20) -> str:
+    return ", ".join(names[:most]) + ", ..." * (len(names) > most)
 
 
 def read_environment(value: Any) -> dict[str, str]:

@@ -233,13 +233,29 @@ def _can_be(confusion: Tensor, least: Tensor, count: int) -> bool:
 
 
 def in_words(found: Sequence[Evaluation]) -> str:
-    """Results of a client, as it reads them in its terminal."""
-    return ", ".join(
-        f"loss of the {one.point} model {one.loss:.4g}"
-        if one.correct is None
-        else f"accuracy of the {one.point} model {one.correct / one.count:.1%}"
-        for one in found
-    )
+    """Results of a client, as it reads them in its terminal: of which model only where there are several.
+
+    Example:
+        >>> found = [Evaluation(0, "received", 1, 4, 0.5), Evaluation(0, "received/validation", 3, 4, 0.5)]
+        >>> in_words(found)
+        'accuracy 25.0% on test data, 75.0% on validation data'
+    """
+    points, texts, last = [point(one.point) for one in found], [], ""
+    has_several = len({about.base for about in points}) > 1
+    for one, about in zip(found, points, strict=True):
+        measure = "loss" if one.correct is None else "accuracy"
+        if has_several:
+            measure = f"{about.text}: {measure}"
+        value = f"{one.loss:.4g}" if one.correct is None else f"{one.correct / one.count:.1%}"
+        texts.append(f"{measure} {value}" if measure != last else value)
+        texts[-1] += f" on {about.data} data"
+        last = measure
+    return ", ".join(texts)
+
+
+def when(completed: int) -> str:
+    """The time of an evaluation after so many rounds, which are counted from 1 where people read them."""
+    return f"after round {completed}" if completed else "before round 1"
 
 
 class _Head:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.reading import parse_json
-from sparsona.deploy.greeting import Greeting
+from sparsona.deploy.greeting import Greeting, read_class_names
 from sparsona.deploy.jobs import answer_head, read_outcome
 from sparsona.engine.jobs import Outcome
 from sparsona.wire.ledger import Traffic
@@ -203,6 +203,7 @@ def _read_opening(values: dict[str, Any]) -> Opening:
             {_text(key): _text(value) for key, value in values["environment"].items()},
             _text(values["data"]),
             None if counts is None else tuple(None if number is None else _count(number) for number in counts),
+            read_class_names(values),
         ),
     )
 

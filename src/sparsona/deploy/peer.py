@@ -34,12 +34,16 @@ from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal, unse
 from sparsona.deploy.greeting import (
     Greeting,
     OtherModelError,
+    OtherNamesError,
+    check_class_names,
     check_model,
+    names_head,
     opening_head,
     other_environment,
+    read_class_names,
     read_environment,
 )
-from sparsona.deploy.jobs import in_words, reported_points
+from sparsona.deploy.jobs import in_words, reported_points, when
 from sparsona.deploy.journal import Entry, Journal, Opening
 from sparsona.deploy.remote import LostError
 from sparsona.deploy.vault import LostStateError, Vault
@@ -233,12 +237,13 @@ class Peer:
     def _hello(self) -> dict[str, Any]:
         mine = self.greeting
         head = opening_head(mine.layout, mine.start, mine.environment)
-        return {**head, "sizes": list(mine.sizes), "done": self._completed}
+        return {**head, "sizes": list(mine.sizes), "done": self._completed, **names_head(mine.class_names)}
 
     def _learn(self, frame: Frame) -> None:
         """Take note of a greeting; SparsonaError if its sender cannot take part."""
         head, name = frame.head, self.names[frame.sender]
         check_model(head, self.greeting.layout, self.greeting.start, name)
+        check_class_names(read_class_names(head), self.greeting.class_names, name, "this peer")
         sizes = head.get("sizes")
         if not (isinstance(sizes, list) and len(sizes) == 3 and all(type(n) is int and n >= 0 for n in sizes)):
             raise SparsonaError(f"{name} tells no numbers of examples", expected="three counts")
@@ -288,6 +293,8 @@ class Peer:
             there = set(self.sizes)
             others = [error for error in wrong.values() if isinstance(error, OtherModelError)]
             if others and len(others) >= len(there):
+                if isinstance(others[0], OtherNamesError):
+                    raise others[0]
                 raise SparsonaError(
                     f"this peer's model is another than that of {len(others)} of the others: {others[0].what}",
                     expected=others[0].expected,
@@ -594,7 +601,7 @@ class Peer:
         outcome = Outcome(self.client, evaluations=tuple(found), withheld=self._turns.take_withheld())
         entry = Entry("evaluation", completed, outcome, lost=lost, jobs=log.jobs, down=log.down)
         self._commit(replace(entry, seconds=time.monotonic() - began))
-        self._report(f"{completed} rounds: {in_words(found)}")
+        self._report(f"{when(completed)}: {in_words(found) or 'tested'}")
 
     def _finish(self, population: Population, lost: dict[int, str]) -> None:
         """Final tuning and evaluations, and the personal model."""

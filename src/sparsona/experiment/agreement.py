@@ -10,6 +10,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import make_losses
 from sparsona.core.metrics import make_metrics
 from sparsona.core.targets import LOSSES, USUAL_METRICS, given_name
+from sparsona.data.names import clean_names
 from sparsona.deploy.jobs import is_reported
 from sparsona.engine.availability import write_out
 from sparsona.experiment.build import make_config
@@ -30,6 +31,7 @@ def agree(
     classes: int,
     input_shape: Sequence[int] | None = None,
     predicts: str | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Check the options of a run on several machines, and write out what all sides must agree on.
 
@@ -46,6 +48,8 @@ def agree(
             "binary", a yes or no by one logit.
         input_shape: the shape of an example; None: what the papers gave the network.
         predicts: one of `PREDICTS`; None: tokens for a network that takes them, classes for others.
+        class_names: what classes or labels 0, 1, ... are called, at every client; None: clients must only agree with
+            each other.
 
     Returns:
         Plain values: `make_config` takes `method`, and everything else that is an option.
@@ -99,7 +103,17 @@ def agree(
         raise SparsonaError(f"a model that predicts '{predicted}'", expected=f"one of {', '.join(PREDICTS)}")
     _check_task(config, predicted)
     task = {"model": model, "classes": classes, "input": list(drawn.input_shape), "predicts": predicted}
+    if class_names is not None:
+        task["class_names"] = _names(class_names, predicted, classes)
     return {"method": row.name, **task, **values, "options": config.options}
+
+
+def _names(given: Sequence[str], predicted: str, classes: int) -> list[str]:
+    if predicted not in ("classes", "binary", "labels"):
+        raise SparsonaError(
+            f"class names for a model that predicts {predicted}", expected="classes or labels", hint="leave them out"
+        )
+    return list(clean_names(given, "classes", 2 if predicted == "binary" else classes))
 
 
 def check_among_peers(config: RunConfig, title: str) -> None:

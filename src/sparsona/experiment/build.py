@@ -232,7 +232,10 @@ def options_taken_by(row: MethodCard, options: Mapping[str, Any], rows: Sequence
 
 
 def read_data(
-    config: RunConfig, listen: Callable[[int, int], None] | None = None, num_classes: int | None = None
+    config: RunConfig,
+    listen: Callable[[int, int], None] | None = None,
+    num_classes: int | None = None,
+    class_names: tuple[str, ...] | None = None,
 ) -> Federation:
     """The data set that a config names, shared out among clients; `listen(done, total)` is called while decoding."""
     options = {key: value for key in in_groups("reading") if (value := getattr(config, key)) is not None}
@@ -243,7 +246,7 @@ def read_data(
             hint="check --data-dir",
         )
     folders = [expand(config.data_dir)] if config.data_dir else []
-    pool = read(config.data, folders, listen=listen, num_classes=num_classes, **options)
+    pool = read(config.data, folders, listen=listen, num_classes=num_classes, class_names=class_names, **options)
     sharing = {key: getattr(config, key) for key in in_groups("sharing")}
     return share_out(pool, SplitPlan(seed=config.seed, **sharing))
 

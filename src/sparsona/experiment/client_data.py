@@ -14,6 +14,7 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data import SOURCES
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
+from sparsona.deploy.greeting import check_class_names
 from sparsona.experiment.build import ExampleKind, read_data
 from sparsona.experiment.terms import Terms
 from sparsona.runs.options import RunConfig, in_groups
@@ -89,7 +90,8 @@ def _read(terms: Terms, source: str, data_dir: str | None, options: Mapping[str,
     config = validate(RunConfig, {"method": terms.config.method, **own, **given}, "the client's data")
     # A client need not have every class: how many there are, the file says.
     is_classes = is_own and terms.kind.targets == "classes"
-    return read_data(config, num_classes=terms.kind.num_classes if is_classes else None)
+    names = terms.class_names if is_own and terms.kind.targets in ("classes", "binary") else ()
+    return read_data(config, num_classes=terms.kind.num_classes if is_classes else None, class_names=names or None)
 
 
 def _share(terms: Terms, shared: Federation, index: int, source: str) -> Federation:
@@ -114,6 +116,14 @@ def _share(terms: Terms, shared: Federation, index: int, source: str) -> Federat
             expected=f"at most {terms.kind.num_classes}, as '{terms.file.path}' says",
             hint="labels are whole numbers from 0",
         )
+    if _is_own(source) and found.class_names and kind.num_classes < terms.kind.num_classes:
+        raise SparsonaError(
+            f"'{source}' has {len(found.class_names)} of {terms.kind.num_classes} classes, and '{terms.file.path}' "
+            "does not say which they are",
+            expected="all classes, or their names in the federation file",
+            hint="`sparsona federation new --class-names` names them; or save arrays with class_names",
+        )
+    check_class_names(found.class_names, terms.class_names, f"'{source}'", f"'{terms.file.path}'")
     names = found.class_names if found.num_classes == terms.kind.num_classes else None
     return replace(found, num_classes=terms.kind.num_classes, class_names=names)
 

@@ -53,6 +53,7 @@ def make_greeting(context: ClientContext, federation: Federation, index: int, sh
         environment=used_environment(context.device),
         data=federation.digest(),
         label_counts=None if counts is None else tuple(reported_counts(counts[index].tolist())),
+        class_names=federation.class_names,
     )
 
 
@@ -188,6 +189,8 @@ def join(
             report(f"{name}, looking for {', '.join(addresses)}")
             _watch(link, agent, report, f"'{path}', whose digest is {terms.run}")
         time.sleep(0.5)  # the last answer is on its way
+    if agent.refusal is not None:
+        raise agent.refusal
     return agent.vault.model
 
 

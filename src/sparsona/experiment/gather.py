@@ -256,4 +256,4 @@ def _guest(opening: Opening) -> Guest:
     greeting = opening.greeting
     counts = greeting.label_counts
     reported = None if counts is None else tuple(FEW if count is None else count for count in counts)
-    return Guest(greeting.sizes, greeting.data, reported, read_environment(greeting.environment))
+    return Guest(greeting.sizes, greeting.data, reported, read_environment(greeting.environment), greeting.class_names)

@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsona.core.round import Client
 from sparsona.deploy.federation_file import Member
-from sparsona.deploy.greeting import differing, read_environment
+from sparsona.deploy.greeting import differing, names_head, read_class_names, read_environment
 from sparsona.experiment.terms import Terms
 from sparsona.runs.facts import RunFacts
 from sparsona.runs.folder import GUESTS_FILE, read_json, write_atomically
@@ -27,6 +27,7 @@ class Guest:
     data: str = ""
     label_counts: tuple[int, ...] | None = None  # FEW for a count from 1 to 4
     environment: Mapping[str, str] = field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
 
 
 def joint_digest(digests: Sequence[str]) -> str:
@@ -66,6 +67,7 @@ def write_guests(path: Path, guests: Mapping[int, Guest], since: Mapping[int, in
             "data": guests[client].data,
             "label_counts": guests[client].label_counts,
             "environment": guests[client].environment,
+            **names_head(guests[client].class_names),
         }
         for client, rounds in since.items()
     ]
@@ -78,7 +80,8 @@ def read_guests(path: Path) -> dict[int, tuple[int, Guest]]:
     for row in read_json(path / GUESTS_FILE, list):
         counts = None if row["label_counts"] is None else tuple(row["label_counts"])
         about = read_environment(row.get("environment"))  # runs of older versions lack it
-        found[row["client"]] = (row["since"], Guest(tuple(row["sizes"]), row["data"], counts, about))
+        guest = Guest(tuple(row["sizes"]), row["data"], counts, about, read_class_names(row))
+        found[row["client"]] = (row["since"], guest)
     return found
 
 

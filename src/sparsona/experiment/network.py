@@ -19,7 +19,16 @@ from sparsona.data.client_index import PARTS
 from sparsona.deploy.agent import MAX_EXAMPLES
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal
-from sparsona.deploy.greeting import check_model, opening_head, other_environment, read_environment
+from sparsona.deploy.greeting import (
+    OtherNamesError,
+    check_class_names,
+    check_model,
+    names_head,
+    opening_head,
+    other_environment,
+    read_class_names,
+    read_environment,
+)
 from sparsona.deploy.jobs import is_reported
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.engine.clients import Clients
@@ -87,6 +96,7 @@ class Network:
         self.connection.check_evaluation = self._check_evaluation
         self.connection.name = lambda client: terms.file.clients[client].name
         self._refused: set[tuple[int, str]] = set()  # greetings, each reported once
+        self._unnamed: set[int] = set()  # those without class names, each reported once
         self.note_arrival: Callable[[], None] = lambda: None
         self.clients: Clients = RemoteClients(self.connection)
         if session is not None:
@@ -197,7 +207,8 @@ class Network:
 
     def greet(self, clients: Sequence[int]) -> None:
         """Ask clients who they are; those that answer are guests from then on."""
-        connection, head = self.connection, opening_head(*self._digests, self.environment)
+        connection, (_, class_names) = self.connection, self._class_names()
+        head = {**opening_head(*self._digests, self.environment), **names_head(class_names)}
         frames = {
             client: Frame(
                 self.terms.run,
@@ -211,7 +222,9 @@ class Network:
             for client in clients
         }
         items = ((client, seal(frame, connection.signer)) for client, frame in frames.items())
-        for client, data in connection.exchange(items, self._hello):
+        misnamed = []
+        # In the order of the roster: whose class names the others must have does not depend on who is faster.
+        for client, data in sorted(connection.exchange(items, self._hello), key=lambda one: one[0]):
             if data is None:
                 continue
             name = self.terms.file.clients[client].name
@@ -220,15 +233,44 @@ class Network:
                 known = self.known.get(client)
                 if known is not None and (guest.data, guest.sizes) != (known.data, known.sizes):
                     raise SparsonaError("its data is not what it was when it began", expected="the same examples")
+                whose, class_names = self._class_names()
+                check_class_names(guest.class_names, class_names, "it", whose)
             except SparsonaError as error:
                 if (client, error.what) not in self._refused:
                     self._refused.add((client, error.what))
-                    self.report(f"{name} cannot take part: {error.what}")
+                    is_named = isinstance(error, OtherNamesError)
+                    more = f"; expected: {error.expected}; {error.hint}" if is_named else ""
+                    self.report(f"{name} cannot take part: {error.what}{more}")
+                    misnamed += [client] * is_named
                 continue
             self.guests[client] = guest
             self.report(f"{name} is there, with {guest.sizes[0]} examples")
             if found := other_environment(guest.environment, self.environment):
                 self.report(f"{name} has {found}")
+        self._report_unnamed()
+        if misnamed:  # a greeting tells the client the names, and so why it cannot take part
+            self.greet(misnamed)
+
+    def _class_names(self) -> tuple[str, tuple[str, ...] | None]:
+        """What classes are called, and who says so: the federation file, or the first client that has names."""
+        if self.terms.class_names:
+            return f"'{self.terms.file.path}'", self.terms.class_names
+        for client, guest in (*self.known.items(), *self.guests.items()):
+            if guest.class_names:
+                return self.terms.file.clients[client].name, guest.class_names
+        return "", None
+
+    def _report_unnamed(self) -> None:
+        """Say whose classes are numbers alone, where others have names."""
+        whose, class_names = self._class_names()
+        found = [client for client, guest in self.guests.items() if not guest.class_names]
+        if class_names and (new := [client for client in found if client not in self._unnamed]):
+            self._unnamed.update(new)
+            listed = [self.terms.file.clients[client].name for client in new]
+            self.report(
+                f"{', '.join(listed[:8])}{' and others' * (len(new) > 8)} without class names: class 0 there is taken "
+                f"for '{class_names[0]}', as {whose} calls it, and so on"
+            )
 
     def admit(self, clients: Sequence[int]) -> None:
         """Fill in the cards of these guests: from now on they take part.
@@ -268,6 +310,7 @@ class Network:
             str(head.get("data"))[:64],
             None if counts is None else tuple(FEW if n is None else n for n in counts),
             read_environment(head.get("environment")),
+            read_class_names(head, self.terms.kind.num_labels),
         )
 
     # What arrives.

@@ -20,6 +20,7 @@ from sparsona.core.task import Task
 from sparsona.core.update import PartSize
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
+from sparsona.data.names import clean_names
 from sparsona.deploy.federation_file import FederationFile, Member
 from sparsona.deploy.frames import MAX_HEAD
 from sparsona.engine.availability import read_availability
@@ -34,7 +35,7 @@ from sparsona.runs.options import RunConfig
 from sparsona.runs.validation import merge_errors, validate
 from sparsona.transforms.privacy import CENTRAL, read_privacy
 
-_OF_TASK = ("classes", "input", "predicts")
+_OF_TASK = ("classes", "class_names", "input", "predicts")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Terms:
         row: the method's row.
         method_config: the method's own options.
         kind: what examples look like.
+        class_names: what its classes are called; empty: the file does not say.
     """
 
     file: FederationFile
@@ -54,6 +56,7 @@ class Terms:
     row: MethodCard
     method_config: BaseModel
     kind: ExampleKind
+    class_names: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: str | Path) -> Terms:
@@ -97,7 +100,11 @@ class Terms:
             raise SparsonaError(
                 f"'{path}' does not say what examples look like: {error}", expected="input and classes in [run]"
             ) from None
-        return cls(file, config, row, own, ExampleKind(shape, classes, predicts, predicts == "tokens"))
+        kind = ExampleKind(shape, classes, predicts, predicts == "tokens")
+        named = file.run.get("class_names") or []
+        # A class may be called 'none', which a federation file has for no value.
+        names = ["none" if one is None else one for one in named] if isinstance(named, list) else named
+        return cls(file, config, row, own, kind, clean_names(names, "classes", kind.num_labels if names else None))
 
     def with_sampler(self, sampler: Callable[..., Any] | None, by: str) -> Terms:
         """The same with the function that samples clients, on the server's side.

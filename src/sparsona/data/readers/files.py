@@ -30,6 +30,7 @@ class Request:
     listen: Listen | None = None
     num_classes: int | None = None
     task: str = "auto"
+    class_names: tuple[str, ...] | None = None
 
     def report(self, done: int, total: int) -> None:
         """Report progress; total 0: unknown."""

@@ -70,6 +70,9 @@ def read_arrays(request: Request) -> Pool:
     x, num_train, owners, names = found.x, found.num_train, found.owners, found.owner_names
     where = f"'{path}': "
     classes = None if found.class_names is None else clean_names(found.class_names.tolist(), "classes")
+    if classes is None and found.y.dtype.kind in "US":  # numbers say by themselves which class is meant
+        classes = request.class_names
+    num_named = 0 if classes is None else len(classes)
     (y,), classes = name_classes([found.y], [where], classes)
     if not x.size:
         raise SparsonaError(f"{where}x has shape {x.shape}", expected="at least one number in each example")
@@ -87,10 +90,11 @@ def read_arrays(request: Request) -> Pool:
     task = validate.find_task([y], request.task)
     labels = validate.check_targets(y, where, as_tokens=has_tokens, task=request.task)
     # One client of several machines: what class a text is, each must know without the others.
-    num_named = 0 if found.class_names is None else len(found.class_names)
     if classes is not None and request.num_classes not in (None, num_named):
         raise SparsonaError(
-            f"{where}labels with {len(classes)} names, for a run of {request.num_classes} classes",
+            f"{where}labels with {len(classes)} names, for a run of {request.num_classes} classes"
+            if num_named
+            else f"{where}the labels are texts, and the file has no class_names: which class is which is not known",
             expected="class_names in the file: all classes of the run, in the same order for every client",
             hint=f"numpy.savez(..., class_names=[...]) with {request.num_classes} names",
         )

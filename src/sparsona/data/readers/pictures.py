@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsona.core.errors import SparsonaError
-from sparsona.data.names import clean_names
+from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.data.names import clean_name, clean_names
 from sparsona.data.pool import Array, Pool
 from sparsona.data.readers.decoded import decode_once
 from sparsona.data.readers.files import Request, damaged, require
@@ -70,14 +70,20 @@ def read_folder(request: Request) -> Pool:
             f"'{folder / 'test'}' has a class '{unseen[0]}' that 'train' lacks",
             expected="the same class folders in both",
         )
+    if request.class_names is not None:
+        if others := [name for name in classes if clean_name(name) not in request.class_names]:
+            raise unknown_name(f"class folder in '{folder}':", others[0], request.class_names)
+        numbers = {name: request.class_names.index(clean_name(name)) for name in classes}
+    else:
+        numbers = {name: number for number, name in enumerate(classes)}
     paths = [path for path, _ in train + test]
     shape = _common_shape(paths, request.resize)
     x = decode_pictures(request, folder, paths, shape, request.resize)
-    y = np.array([classes.index(label) for _, label in train + test], dtype=np.int64)
+    y = np.array([numbers[label] for _, label in train + test], dtype=np.int64)
     view = make_view(request, shape)
-    names = clean_names(classes, "classes")
+    names = request.class_names or clean_names(classes, "classes")
     num_train = len(train) if is_split else None
-    return Pool(folder.resolve().name, x, y, len(classes), num_train, None, view, class_names=names)
+    return Pool(folder.resolve().name, x, y, len(names), num_train, None, view, class_names=names)
 
 
 def read_tiny_imagenet(request: Request) -> Pool | None:
