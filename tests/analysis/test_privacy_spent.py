@@ -213,7 +213,7 @@ def test_of_several_seeds_the_largest_epsilon_is_that_of_the_method(tmp_path):
     (line,) = numbers([run.view for run in both.runs])
     assert line["epsilon"] == max(found)
     assert "epsilon_spread" not in line
-    shared, own = compare_protocols({"FedAvg": [run.protocol for run in both.runs]})
+    shared, own = compare_protocols({"FedAvg": {run.view.seed: run.protocol for run in both.runs}})
     (said,) = [text for topic, text in shared if topic == "epsilon"]
     assert said.startswith(f"Epsilon is {show_epsilon(max(found))} at delta")
     assert said.endswith("That is the largest of 3 runs.")
@@ -224,7 +224,7 @@ def test_of_two_conditions_that_of_the_largest_epsilon_is_said():
     """Runs of older versions have either."""
     secret = "Epsilon is 4.4 at delta 1e-05 after 2 rounds. It holds if nobody knows who was drawn."
     for known in ("Epsilon is 4.38 at delta 1e-05.", "Epsilon is above 1e+06 at delta 1e-05."):
-        shared, _ = compare_protocols({"FedAvg": [f"epsilon: {secret}", f"epsilon: {known}"]})
+        shared, _ = compare_protocols({"FedAvg": {0: f"epsilon: {secret}", 1: f"epsilon: {known}"}})
         largest = known if "above" in known else secret
         assert shared == [("epsilon", f"{largest} That is the largest of 2 runs.")]
 
