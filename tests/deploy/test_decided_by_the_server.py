@@ -343,10 +343,10 @@ def test_those_that_a_trace_says_are_away_are_not_asked(tmp_path):
     network, sites, _ = start(tmp_path, "fedavg", handles, availability=f"file:{file}", evaluate="participants")
     run = play(network, tmp_path / "run")
     assert sorted((client, text[:7]) for client, text in asked) == [
-        (0, "round 0"),
-        (1, "round 0"),
+        (0, "round 1"),
         (1, "round 1"),
-        (2, "round 1"),
+        (1, "round 2"),
+        (2, "round 2"),
     ]
     simulated = simulate(sites, tmp_path)
     assert rows(run.path) == rows(simulated.path)

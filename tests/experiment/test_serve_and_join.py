@@ -85,8 +85,15 @@ def test_a_run_over_a_link_is_its_simulation(tmp_path, monkeypatch, address):
     with pytest.raises(SparsonaError, match="3 vaults in"):
         command("vault", "show")
     command("vault", "export", "--vault", "vault/site-1", "mine.safetensors")
-    assert (tmp_path / "mine.safetensors").read_bytes() == models[1].read_bytes()
-    command("vault", "export", "--vault", "vault/site-1", "--federation", "fed.toml", "mine.pt2")
+    exported = load_file("mine.safetensors")
+    assert {name: value.tolist() for name, value in exported.items()} == {
+        name: value.tolist() for name, value in kept.items()
+    }
+    card = (tmp_path / "mine.safetensors.md").read_text(encoding="utf-8")
+    assert "the model of client 1, site-1" in card
+    told = [row for row in one.evaluations() if (row.client, row.completed, row.point) == (1, 2, "received")]
+    assert f"Accuracy {told[0].correct / told[0].count:.1%}" in card if told else "Not measured" in card
+    command("vault", "export", "--vault", "vault/site-1", "mine.pt2")  # its federation file is in the vault
     program, inputs = torch.export.load("mine.pt2").module(), torch.rand(3, 1, 8, 8)
     assert torch.allclose(program(inputs), simulated.personal_model(1)(inputs), atol=1e-5)
     with pytest.raises(SparsonaError, match="exists already"):

@@ -217,9 +217,10 @@ def export(folder: Path | None, out: Path, terms: Path | None) -> None:
 
     FILE ends with .safetensors, .pt2 or .onnx. A safetensors file has the weights by name. The others have the network
     as well, are checked to predict the same, and lack units that a mask removed; ONNX needs the extra `onnx`. A client
-    has a model when its run is over.
+    has a model when its run is over. Beside FILE is its model card, FILE.md.
     """
     from sparsona.deploy.vault import MODEL
+    from sparsona.runs.folder import FEDERATION_FILE
 
     found = _find_vault(folder) / MODEL
     if not found.exists():
@@ -230,14 +231,21 @@ def export(folder: Path | None, out: Path, terms: Path | None) -> None:
         )
     if out.exists():
         raise SparsonaError(f"'{out}' exists already", expected="a new file", hint="give it another name")
-    if out.suffix == found.suffix:
+    is_copied, terms = out.suffix == found.suffix, terms or found.parent / FEDERATION_FILE
+    if is_copied and not terms.exists():
         shutil.copyfile(found, out)
-    else:
-        from sparsona.experiment.export import export_client
-        from sparsona.runs.folder import FEDERATION_FILE
+        echo(str(out))
+        return
+    from sparsona.experiment.export import OtherNetworkError, export_client
 
-        export_client(found, terms or found.parent / FEDERATION_FILE, out)
-    echo(str(out))
+    try:
+        made = export_client(found, terms, out)
+        echo(str(out) + ("" if made.card is None else f", with its card {made.card}"))
+    except OtherNetworkError:  # a method whose models have another shape
+        if not is_copied:
+            raise
+        shutil.copyfile(found, out)
+        echo(str(out))
 
 
 def _find_vault(folder: Path | None) -> Path:

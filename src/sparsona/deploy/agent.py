@@ -190,10 +190,11 @@ class Agent:
             self.vault.remember(frame.job, answer)
             self.vault.keep(kept)
         if outcome.work is not None:
-            self.vault.keep_model(context, outcome.work)
+            self.vault.keep_model(context, outcome.work, frame.round, outcome.evaluations, is_tuned=True)
         elif job.do == "evaluate" and (frame.round == context.plan.rounds or self._may_end_early):
             states = {} if state is None else {self.client: state}
-            self.vault.keep_model(context, LocalClients(context, None, states).work(job))
+            work = LocalClients(context, None, states).work(job)
+            self.vault.keep_model(context, work, frame.round, outcome.evaluations)
         done = {"train": "trained", "evaluate": "", "tune": "tuned"}[job.do]
         reached = ", ".join(filter(None, [done, in_words(outcome.evaluations)])) or "tested"
         self._report(outcome.failure or f"{_when(frame)}: {reached}")

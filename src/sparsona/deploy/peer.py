@@ -611,7 +611,11 @@ class Peer:
             work = tuned.get(self.client)
             if work is None:
                 work = received_work(self.context, population, self.client)
-            self.vault.keep_model(self.context, work)
+            last = self.context.plan.rounds
+            known = [one.outcome for one in self._entries if (one.kind, one.round) == ("evaluation", last)]
+            tested = [*(found for one in known for found in one.evaluations), *record.evaluations]
+            mine = [one for one in tested if one.client == self.client]
+            self.vault.keep_model(self.context, work, last, mine, is_tuned=self.client in tuned)
         entry = self._entry("end", self.context.plan.rounds, record, lost)
         self._commit(replace(entry, seconds=time.monotonic() - began))
         self._report("all rounds are played")

@@ -13,7 +13,7 @@ import hashlib
 import json
 import secrets
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,17 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
 from sparsona.core.method import Work
+from sparsona.core.points import NOVEL, NOVEL_TUNED, RECEIVED, TUNED
 from sparsona.core.reading import parse_json, read_text
 from sparsona.engine.context import ClientContext
+from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.stored import fill, read_tensors, to_bytes
 
 TICKET_BYTES = 16
 SUFFIX = ".state"
 ANSWER, VISITS, SECRET, MODEL = "answer", "visits.json", "secret", "model.safetensors"
 LOCK, OWNER = "lock", "owner.json"
+ABOUT, TESTED = "about.json", "model.json"  # whose model it is and of what data; what was measured of it
 
 
 @dataclass(frozen=True)
@@ -233,18 +236,41 @@ class Vault:
             self._write(path, secrets.token_bytes(32))
         return path.read_bytes()
 
-    def keep_model(self, context: ClientContext, work: Work) -> None:
+    def describe(self, about: Mapping[str, Any]) -> None:
+        """Note what an exported model says of its client and data, as values that JSON can write. It stays here."""
+        self._write(self.folder / ABOUT, json.dumps(about).encode())
+
+    def keep_model(
+        self,
+        context: ClientContext,
+        work: Work,
+        completed: int,
+        evaluations: Iterable[Evaluation] = (),
+        *,
+        is_tuned: bool = False,
+    ) -> None:
         """Store the client's personal model as a safetensors file of a state_dict, where the method has a plain one.
 
         Args:
             context: the client's context.
             work: what it would predict with.
+            completed: after how many rounds.
+            evaluations: of that time, perhaps of other models, too.
+            is_tuned: it was tuned after the last round.
         """
         if context.method.deploy is None:
             return
         made = context.method.deploy(work)
         module = context.task.module(*made) if isinstance(made, tuple) else made
         weights = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
+        points = (TUNED, NOVEL_TUNED) if is_tuned else (RECEIVED, NOVEL)
+        tested: dict[str, Any] = {"completed": completed, "point": points[0]}
+        for one in evaluations:
+            if one.point in points:
+                tested |= {name: getattr(one, name) for name in ("point", "correct", "count", "loss")}
+                tested["metrics"] = dict(one.metrics)
+        # The model last: what is said of it is there when it is.
+        self._write(self.folder / TESTED, json.dumps(tested).encode())
         self._write(self.folder / MODEL, save(weights))
 
     @property

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from sparsona.deploy.vault import Vault
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.engine.context import ClientContext
 from sparsona.executors import choose_device
+from sparsona.experiment.build import describe_examples
 from sparsona.experiment.client_data import own_data
 from sparsona.experiment.terms import Terms
-from sparsona.runs.folder import environment
+from sparsona.runs.folder import FEDERATION_FILE, environment
 
 WATCH_SECONDS = 1.0  # between two looks at the connection
 UNASKED_SECONDS = 20.0  # after which a client that is connected says that nobody asks for it
@@ -55,6 +57,23 @@ def make_greeting(context: ClientContext, federation: Federation, index: int, sh
         label_counts=None if counts is None else tuple(reported_counts(counts[index].tolist())),
         class_names=federation.class_names,
     )
+
+
+def describe_client(terms: Terms, index: int, federation: Federation, vault: Vault, greeting: Greeting) -> None:
+    """Note in a client's vault what a model that is exported from there says of itself: see `export_client`."""
+    examples, counts = describe_examples(federation), federation.label_counts("train")
+    vault.describe(
+        {
+            "client": index,
+            "sizes": list(greeting.sizes),
+            "class_names": list(federation.class_names or ()),
+            "label_counts": None if counts is None else counts[index].tolist(),
+            "examples": None if examples is None else asdict(examples),
+            "environment": dict(greeting.environment),
+        }
+    )
+    if not (vault.folder / FEDERATION_FILE).exists():
+        terms.file.write(vault.folder / FEDERATION_FILE)  # for `gather`, and to export the network
 
 
 def make_agent(
@@ -178,6 +197,7 @@ def join(
     with ExitStack() as stack:
         agent.vault.claim(terms.run, member.index, agent.greeting.data)
         stack.callback(agent.vault.release)
+        describe_client(terms, member.index, federation, agent.vault, agent.greeting)
         if flower is not None:
             stack.enter_context(SocketServer(flower, agent.handle, failed, longest))
             report(f"{name}, answering on {flower}")

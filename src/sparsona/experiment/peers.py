@@ -24,9 +24,8 @@ from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.engine.context import ClientContext
 from sparsona.executors import choose_device
 from sparsona.experiment.client_data import own_data
-from sparsona.experiment.client_side import find_key, make_greeting
+from sparsona.experiment.client_side import describe_client, find_key, make_greeting
 from sparsona.experiment.terms import Terms
-from sparsona.runs.folder import FEDERATION_FILE
 
 
 def _check_peers(terms: Terms) -> None:
@@ -102,8 +101,7 @@ def make_peer(
         shares_labels,
         report,
     )
-    if not (folder / FEDERATION_FILE).exists():
-        terms.file.write(folder / FEDERATION_FILE)  # for `gather`
+    describe_client(terms, index, federation, vault, greeting)
     return found
 
 

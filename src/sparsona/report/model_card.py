@@ -112,6 +112,7 @@ class Card:
         environment: where it was trained.
         infer_flops: the method's count of FLOPs for one prediction; None: not known.
         client: whose model it is; None: the shared one.
+        is_finished: the run is over; None: where it has a summary.
     """
 
     file: str
@@ -127,6 +128,7 @@ class Card:
     environment: Mapping[str, Any]
     infer_flops: int | None
     client: int | None
+    is_finished: bool | None = None
 
 
 def write_card(card: Card) -> str:
@@ -337,7 +339,7 @@ def _limits(card: Card) -> list[str]:
             what = "labels" if facts.targets == "labels" else "classes"
             limits.append(f"The client has no training examples of {len(absent)} {what}: {some}.")
     limits += _trust(card)
-    if card.summary is None:
+    if not (card.summary is not None if card.is_finished is None else card.is_finished):
         limits.append("The run is not finished.")
     limits.append("It was not examined for fairness, robustness or what it tells of its training data.")
     return limits
