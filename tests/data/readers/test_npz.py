@@ -200,7 +200,7 @@ def test_names_that_will_not_do(tmp_path, arrays, said):
 def test_one_client_of_several_machines_names_all_classes(tmp_path):
     """Alone it cannot know which number a text has: its file must say so."""
     np.savez(tmp_path / "mine.npz", **GOOD)
-    with pytest.raises(SparsonaError, match="labels with 2 names, for a run of 2 classes"):
+    with pytest.raises(SparsonaError, match="the labels are texts, and the file has no class_names"):
         read(str(tmp_path / "mine.npz"), num_classes=2)
     np.savez(tmp_path / "mine.npz", **GOOD, class_names=["c", "b", "a"])
     assert read(str(tmp_path / "mine.npz"), num_classes=3).y.tolist() == [2, 1]
