@@ -16,12 +16,13 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Round, Seeds
 from sparsona.core.tree import Tree, leaves
 from sparsona.core.update import Support, Update, dense, masked
+from sparsona.engine.population import Population
 from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
 from sparsona.executors.workers import Workers
 from sparsona.robust import Mean, means, read_mean
-from sparsona.robust.means import RULES, Own, judged_inbox, median, norms, squared_distances
+from sparsona.robust.means import CHOOSING, RULES, Own, judged_inbox, median, norms, squared_distances
 from sparsona.wire.codec import decode, encode
 
 NUM, SIZE = 7, 11
@@ -39,6 +40,7 @@ HELD = RANDOM.random((NUM, SIZE)) < 0.6
 HELD[:, 0], HELD[:, 1] = False, True
 HELD[3, 0] = True
 HELD[:, 2] = [True, False, False, False, False, False, True]
+UNHELD = torch.arange(SIZE) + 100.0  # what an entry is that no chosen update holds
 
 
 def taken(text: str, held: np.ndarray | None = None) -> np.ndarray:
@@ -46,6 +48,8 @@ def taken(text: str, held: np.ndarray | None = None) -> np.ndarray:
     assert mean is not None
     values = VALUES if held is None else VALUES * held
     mask = None if held is None else torch.from_numpy(held)
+    if mean.name in CHOOSING:
+        return CHOOSING[mean.name](torch.from_numpy(values), mask, mean, UNHELD).numpy()
     return RULES[mean.name](torch.from_numpy(values), mask, mean).numpy()
 
 
@@ -84,7 +88,7 @@ def test_krum_is_not_won_by_one_well_chosen_entry() -> None:
     assert found[2].isinf().sum() == found[:, 2].isinf().sum() == NUM - 1
     others = [row for row in range(NUM) if row != 2]
     assert found[others][:, others].isfinite().all()
-    chosen = RULES["krum"](values, held, read_mean("krum:1"))
+    chosen = CHOOSING["krum"](values, held, read_mean("krum:1"), torch.zeros(200))
     assert any(torch.equal(chosen[held[row]], values[row, held[row]]) for row in others)
 
 
@@ -97,7 +101,7 @@ def test_krum_chooses_by_distances_over_common_entries(held) -> None:
     order = np.argsort([np.sort(row)[1 : 1 + NUM - 1 - 2].sum() for row in known], kind="stable")
     assert 2 not in order[:-1]  # the liar is the last
     for text, chosen in (("krum:1", order[:1]), ("multi-krum:1", order[:6]), ("multi-krum:1,3", order[:3])):
-        expected = by_entry(np.median, held)
+        expected = UNHELD.numpy().astype(float)
         for entry in range(SIZE):
             holders = [one for one in chosen if whole[one, entry]]
             if holders:
@@ -209,6 +213,18 @@ def test_entries_that_a_peer_cuts_away_do_not_count_in_norms() -> None:
 PEERS = ["dispfl", "dpsgd", "dpsgd:density=0.5"]
 
 
+def played_both_ways(context, rounds: int) -> list[Population]:
+    """What a run ends with where messages are encoded, and where they are not."""
+    found = []
+    for executor in (Serial, Stacked):
+        engine = simulate(context, executor(context))
+        population = engine.start()
+        for index in range(rounds):
+            population, _ = engine.play(population, index)
+        found.append(population)
+    return found
+
+
 @pytest.mark.parametrize("mean", ["norm-bound", "krum:1"])
 @pytest.mark.parametrize("name", PEERS)
 def test_peers_judge_alike_whether_messages_were_encoded_or_not(name: str, mean: str, monkeypatch) -> None:
@@ -216,13 +232,10 @@ def test_peers_judge_alike_whether_messages_were_encoded_or_not(name: str, mean:
     context = context_of(name, smooth_net, mean=mean, per_round=5, rounds=3, data_rate=0.1)
     medians: list[int] = []
     monkeypatch.setattr(means, "median", lambda values, held, mean: medians.append(1) or median(values, held, mean))
-    found = []
-    for executor in (Serial, Stacked):
-        gossip = simulate(context, executor(context))
-        population = gossip.start()
-        for index in range(3):
-            population, _ = gossip.play(population, index)
-        found.append([state.params.flat for _, state in sorted(population.states.items())])
+    found = [
+        [state.params.flat for _, state in sorted(population.states.items())]
+        for population in played_both_ways(context, rounds=3)
+    ]
     assert not medians
     for one, same in zip(*found, strict=True):
         torch.testing.assert_close(one, same, rtol=0, atol=1e-5)
@@ -277,16 +290,10 @@ EVERY_MEAN = ["median", "trimmed:0.2", "norm-bound", "krum:1", "multi-krum:1,2",
 def test_changes_are_judged_alike_whether_they_were_encoded_or_not(name: str, mean: str) -> None:
     """`serial` encodes updates, `stacked` does not: which parts are changes must not be read from a part."""
     context = context_of(name, smooth_net, mean=mean, per_round=5, rounds=2, data_rate=0.1)
-    servers = []
-    for executor in (Serial, Stacked):
-        star = simulate(context, executor(context))
-        population = star.start()
-        for index in range(2):
-            population, _ = star.play(population, index)
-        servers.append(population.server)
-    assert context.method.server is not None
-    assert context.method.server.global_model is not None
-    one, same = (context.method.server.global_model(server).flat for server in servers)
+    half = context.method.server
+    assert half is not None
+    assert half.global_model is not None
+    one, same = (half.global_model(population.server).flat for population in played_both_ways(context, rounds=2))
     torch.testing.assert_close(one, same, rtol=0, atol=1e-5)
     assert not torch.allclose(one, context.params.flat, atol=1e-3)
 

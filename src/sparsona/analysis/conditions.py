@@ -43,11 +43,9 @@ def early_stop(folder: RunFolder) -> dict[str, Any] | None:
     found, rounds = reached(folder.path), folder.config["rounds"]
     if folder.config.get("patience") is None or not found.finished or found.completed >= rounds:
         return None
-    facts, records, metric = folder.facts, folder.records, folder.config.get("patience_metric")
-    point = validation_point(facts.point)
-    rows, metrics = records.evaluations(point=point), records.metrics(point=point)
-    seen = recorded_patience(rows, metrics, metric, folder.config["min_delta"], facts.is_regression)
-    by = watched(metric, facts.is_regression)
+    facts, metric = folder.facts, folder.config.get("patience_metric")
+    seen = recorded_patience(folder.records, facts, metric, folder.config["min_delta"])
+    point, by = validation_point(facts.point), watched(metric, facts.is_regression)
     return {"after": found.completed, "of": rounds, "best": seen.best, "point": point, "metric": by}
 
 

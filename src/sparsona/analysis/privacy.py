@@ -22,12 +22,11 @@ from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import plural
 from sparsona.core.errors import SparsonaError
 from sparsona.core.targets import given_name
-from sparsona.runs.folder import RunFolder, reached
+from sparsona.runs.folder import NETWORK, RunFolder, reached
 from sparsona.transforms.privacy import CENTRAL, LOCAL, Privacy, read_privacy
 
 MOST_EPSILON = 1e6  # above it, epsilon is infinite for every purpose
 MOST_NOISE = 1e6  # above it, the accountant's differences are lost to rounding: that clients are drawn is not counted
-NETWORK = "network"  # the executor of a run on several machines
 _SAID = re.compile(r"Epsilon is (?:at most )?(above )?([0-9.]+(?:e[+-]?[0-9]+)?)")
 
 

@@ -19,6 +19,7 @@ from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
 from sparsona.core.targets import TITLES
 from sparsona.runs.failed import FailedRun
+from sparsona.runs.folder import NETWORK
 
 FEWEST_UNSEEN = 10  # examples of unseen classes, of all clients and seeds, of which a share says something
 UNEQUAL = 1.2  # local steps of the method that took most over those of the one that took fewest: worth a note
@@ -138,7 +139,7 @@ def _undefined_notes(views: Sequence[RunView]) -> list[str]:
             if clients < tested:
                 few.setdefault(name, []).append(f"{clients:,} of {tested:,} clients of {group.label}")
     # Clients on other machines may keep to themselves what would tell their label counts.
-    verb = "is told by" if any(view.config.get("executor") == "network" for view in views) else "is defined for"
+    verb = "is told by" if any(view.config.get("executor") == NETWORK for view in views) else "is defined for"
     return [f"{TITLES.get(name, name)} {verb} {', '.join(texts)}." for name, texts in few.items()]
 
 

@@ -236,7 +236,7 @@ def export(folder: Path | None, out: Path, terms: Path | None) -> None:
         shutil.copyfile(found, out)
         echo(str(out))
         return
-    from sparsona.experiment.export import OtherNetworkError, export_client
+    from sparsona.experiment.vault_export import OtherNetworkError, export_client
 
     try:
         made = export_client(found, terms, out)

@@ -267,8 +267,7 @@ class RemoteClients:
         counts = outcome.tally.examples, outcome.tally.steps, outcome.tally.train_flops, outcome.tally.search_flops
         if max(counts) > MOST // len(self.connection.clients):
             raise SparsonaError(f"a count of {max(counts)}", expected="what a turn can take")
-        if math.isfinite(outcome.tally.loss) and not is_usable(outcome.tally.loss):
-            raise SparsonaError(f"a training loss of {outcome.tally.loss:.3g}", expected=f"no more than {LARGEST:g}")
+        check_plausible(outcome.tally.loss, "training loss")
 
     def keep(self, client: int) -> None:
         assert self._last is not None
@@ -325,6 +324,13 @@ class _Waiting:
         with self._file as file:
             file.seek(0)
             return replace(self._outcome, message=file.read())
+
+
+def check_plausible(value: float, what: str) -> None:
+    """Refuse a figure so large that sums over clients would not be finite. One that is not finite itself is that of a
+    model that diverged, which is no lie."""
+    if math.isfinite(value) and not is_usable(value):
+        raise SparsonaError(f"a {what} of {value:.3g}", expected=f"no more than {LARGEST:g}")
 
 
 def _ticket(value: Any) -> str:

@@ -12,15 +12,14 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from sparsona.analysis.measure import metric_values
@@ -29,20 +28,14 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.formats import FORMATS
 from sparsona.core.points import point as point_of
 from sparsona.core.printable import printable
-from sparsona.core.reading import parse_json, read_text
 from sparsona.core.version import VERSION
 from sparsona.data.augment import as_inputs
-from sparsona.data.names import clean_names
-from sparsona.deploy.vault import ABOUT, TESTED
-from sparsona.experiment.build import GIVEN, ExampleKind, describe_examples, network_name, view_of
+from sparsona.experiment.build import GIVEN, describe_examples, network_name, view_of
 from sparsona.experiment.stored_models import StoredModel, StoredModels
 from sparsona.report.model_card import Card, Measured, Sizes, write_card
 from sparsona.runs.facts import ExampleFacts, RunFacts
 from sparsona.runs.folder import RunFolder, explain_disk_errors, write_atomically
 from sparsona.sparsity.dead_units import drop_dead_units
-
-if TYPE_CHECKING:
-    from sparsona.experiment.terms import Terms
 
 METADATA = "sparsona"  # the key, or the name of the extra file, of what a file says about itself
 VALUES, BITS = ".values", ".bits"  # endings of the two tensors that a sparse one is stored as
@@ -110,7 +103,7 @@ class Exporter:
     ) -> Exported:
         """Write one model, as `Run.export` says."""
         kind = format_of(path, format)
-        _check_place(path, kind, sparse)
+        check_place(path, kind, sparse)
         found = self._models.shared() if client is None else self._models.personal(client, guarded)
         module = found.module()
         examples = self._folder.facts.examples or describe_examples(self._models.context.federation)
@@ -123,7 +116,7 @@ class Exporter:
         about = self._about(found, examples, kind)
         trial = Trial(examples, self._folder.facts.targets, found.predict)
         num_before = self._folder.facts.num_parameters + self._folder.facts.num_frozen
-        sizes, largest = _write(path, kind, module, trial, about, num_before, sparse)
+        sizes, largest = write_model(path, kind, module, trial, about, num_before, sparse)
         beside = None
         if card:
             beside = path.with_name(f"{path.name}.md")
@@ -135,7 +128,7 @@ class Exporter:
     def _about(self, model: StoredModel, examples: ExampleFacts, kind: str) -> dict[str, str]:
         facts, config, run = self._folder.facts, self._folder.config, self._folder.path.name
         measured = self._measured(model)
-        return _describe(run, facts, config, examples, kind, model.client, model.completed, model.point, measured)
+        return describe_file(run, facts, config, examples, kind, model.client, model.completed, model.point, measured)
 
     def _measured(self, model: StoredModel) -> Measured | None:
         """What the run measured of this very model; None: nothing."""
@@ -195,7 +188,7 @@ class Exporter:
         )
 
 
-def _describe(
+def describe_file(
     run: str,
     facts: RunFacts,
     config: Mapping[str, Any],
@@ -231,7 +224,7 @@ def _describe(
     return {key: printable(value, kept="") for key, value in found.items() if value is not None}
 
 
-def _check_place(path: Path, kind: str, sparse: bool) -> None:
+def check_place(path: Path, kind: str, sparse: bool) -> None:
     if sparse and kind != "safetensors":
         raise SparsonaError(
             f"sparse {kind}", expected="sparse with safetensors: the others have no such tensors", hint="leave it out"
@@ -240,7 +233,7 @@ def _check_place(path: Path, kind: str, sparse: bool) -> None:
         raise SparsonaError(f"'{path}' exists already", expected="a new file", hint="give it another name")
 
 
-def _write(
+def write_model(
     path: Path, kind: str, module: nn.Module, trial: Trial, about: dict[str, str], num_parameters: int, sparse: bool
 ) -> tuple[Sizes, tuple[float, float]]:
     """Make a file, check it, and write it: all of it or nothing."""
@@ -249,159 +242,6 @@ def _write(
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
     return Sizes(num_parameters, *counts, len(data)), largest
-
-
-def export_client(
-    weights: Path,
-    federation: Path,
-    path: Path,
-    format: str | None = None,  # noqa: A002
-    *,
-    card: bool = True,
-) -> Exported:
-    """Write the model that a client of a run on several machines keeps in its vault.
-
-    Args:
-        weights: the vault's model.safetensors. What is known of it is beside it: vaults of older versions lack that.
-        federation: the federation file, which says what the network is.
-        path: the file to write, which must not exist.
-        format: as for `Run.export`.
-        card: write a model card beside it, where the vault knows what is in one.
-
-    Returns:
-        The path, sizes, and the largest difference to the network's own outputs.
-    """
-    from sparsona.experiment.terms import Terms
-
-    kind, terms = format_of(path, format), Terms.read(federation)
-    _check_place(path, kind, sparse=False)
-    known = _read_vault(weights.parent, terms)
-    task = terms.task()
-    module = task.module(*task.init(0))
-    try:
-        module.load_state_dict(load_file(weights))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise OtherNetworkError(
-            f"'{weights}' is not the network of '{federation}': {_first_line(error)}",
-            expected="the federation file of the run, and a method whose models have the network's shape",
-            hint="export it as .safetensors, which takes any model",
-        ) from error
-    if known is None:
-        examples = _unknown_examples(terms.kind)
-        about = {
-            "tool": f"sparsona {VERSION}",
-            "run": terms.file.name,
-            "method": terms.row.title,
-            "model": str(terms.config.model),
-            "targets": terms.kind.targets,
-            "num_outputs": str(terms.kind.num_classes),
-            **describe_inputs(examples, in_graph=False),
-            "input_preparation": "as the client's data is prepared: its normalisation is not in this file",
-        }
-    else:
-        examples, config = known.examples, {**terms.config.model_dump(mode="json"), "model": terms.config.model}
-        about = _describe(
-            terms.file.name,
-            known.facts,
-            config,
-            examples,
-            kind,
-            known.client,
-            known.completed,
-            known.point,
-            known.measured,
-        )
-    trial = Trial(examples, terms.kind.targets, module.eval())
-    sizes, largest = _write(path, kind, module, trial, about, task.whole_layout.size, sparse=False)
-    if known is None:
-        return Exported(path, None, None, kind, sizes, *largest)
-    beside = path.with_name(f"{path.name}.md") if card else None
-    if beside is not None:
-        found = Card(
-            file=path.name,
-            about=about,
-            format=kind,
-            sizes=sizes,
-            largest=largest,
-            measured=known.measured,
-            point=point_of(known.point).text,
-            config=config,
-            facts=known.facts,
-            summary=None,  # that is with the server
-            environment=known.environment,
-            infer_flops=None,
-            client=known.client,
-            is_finished=known.completed >= terms.config.rounds or terms.config.patience is not None,
-        )
-        write_atomically(beside, write_card(found).encode(errors="backslashreplace"))
-    return Exported(path, beside, known.client, kind, sizes, *largest)
-
-
-class OtherNetworkError(SparsonaError):
-    """Weights of a vault that are not those of the federation file's network."""
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What a vault knows of its model."""
-
-    client: int
-    completed: int
-    point: str
-    measured: Measured | None
-    examples: ExampleFacts
-    facts: RunFacts
-    environment: Mapping[str, Any]
-
-
-def _unknown_examples(kind: ExampleKind) -> ExampleFacts:
-    return ExampleFacts(kind.shape, "int32" if kind.has_tokens else "float32", kind.num_classes, name="the client's")
-
-
-def _read_vault(folder: Path, terms: Terms) -> _Kept | None:
-    """What a vault knows of its model; None for one of an older version."""
-    from sparsona.experiment.guests import Cards
-    from sparsona.experiment.train import NETWORK, describe_run
-
-    if not (folder / ABOUT).exists() or not (folder / TESTED).exists():
-        return None
-    try:
-        about, tested = (parse_json(read_text(folder / name)) for name in (ABOUT, TESTED))
-        client, row = int(about["client"]), [int(number) for number in about["sizes"]]
-        examples = ExampleFacts.from_json(about["examples"]) if about["examples"] else _unknown_examples(terms.kind)
-        sizes, counts = np.zeros((terms.num_clients, 3), np.int64), None
-        sizes[client] = row
-        if about["label_counts"] is not None:
-            counts = np.zeros((terms.num_clients, len(about["label_counts"])), np.int64)
-            counts[client] = about["label_counts"]
-        names = clean_names(about["class_names"], "classes") or terms.class_names
-        completed, point = int(tested["completed"]), point_of(str(tested["point"])).name
-        measured = None
-        if "count" in tested:
-            correct, count, loss = tested["correct"], int(tested["count"]), float(tested["loss"])
-            rate, interval = (None, None) if correct is None else (correct / count, wilson_interval(correct, count))
-            measured = Measured(count, rate, interval, loss, metrics=dict(tested["metrics"]))
-        environment = dict(about["environment"])
-    except (OSError, KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, SparsonaError) as error:
-        raise SparsonaError(
-            f"'{folder / ABOUT}' or '{TESTED}' cannot be read: {error}",
-            expected="what the client wrote",
-            hint="restore them from a copy, or remove them: the model is then exported without a card",
-        ) from None
-    # What privacy was spent is not counted here, which needs an extra.
-    config = terms.config.model_copy(update={"privacy": None})
-    context = terms.context(terms.no_data(), Cards(terms.file.clients), torch.device("cpu"))
-    _, facts = describe_run(config, context, terms.row, executor=NETWORK)
-    facts = replace(
-        facts,
-        sizes=sizes,
-        label_counts=counts,
-        client_names=tuple(one.name for one in terms.file.clients),
-        class_names=names,
-        examples=examples,
-        targets=terms.kind.targets,
-    )
-    return _Kept(client, completed, point, measured, examples, facts, environment)
 
 
 def format_of(path: Path, given: str | None) -> str:
@@ -638,7 +478,7 @@ def _as_program(module: nn.Module, trial: Trial) -> Any:
         return torch.export.export(whole, args, dict(named), dynamic_shapes=shapes)
     except Exception as error:  # whatever a person's own forward() may raise under a tracer
         raise SparsonaError(
-            f"torch.export does not take this network: {_first_line(error)}",
+            f"torch.export does not take this network: {first_line(error)}",
             expected="a forward pass without control flow that depends on data",
             hint="export it as safetensors and load it into your own module",
         ) from error
@@ -671,7 +511,7 @@ def _as_onnx(module: nn.Module, trial: Trial, about: dict[str, str], sparse: boo
             data: bytes = proto.SerializeToString()
         except Exception as error:  # an operator without a counterpart, say, or more than the 2 GB of a file
             raise SparsonaError(
-                f"ONNX cannot express this network: {_first_line(error)}",
+                f"ONNX cannot express this network: {first_line(error)}",
                 expected="operators that ONNX has",
                 hint="export it with --format torch",
             ) from error
@@ -703,7 +543,7 @@ _MAKERS: dict[str, Callable[[nn.Module, Trial, dict[str, str], bool], Made]] = {
 }
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 

@@ -22,9 +22,9 @@ from sparsona.engine.population import EvaluationLog, Population, RoundRecord, T
 from sparsona.experiment.guests import Guest, with_guests
 from sparsona.experiment.run import Run
 from sparsona.experiment.terms import Terms
-from sparsona.experiment.train import NETWORK, describe_run, load
+from sparsona.experiment.train import describe_run, load
 from sparsona.runs.checkpoint import Checkpoints, Progress
-from sparsona.runs.folder import FEDERATION_FILE, RunFolder
+from sparsona.runs.folder import FEDERATION_FILE, NETWORK, RunFolder
 from sparsona.runs.options import dump
 from sparsona.runs.recorder import Recorder
 from sparsona.runs.records import FailureRow

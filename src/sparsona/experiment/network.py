@@ -13,7 +13,6 @@ import torch
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import FEW, FEWEST, point
 from sparsona.core.round import Client
-from sparsona.core.targets import LARGEST, is_usable
 from sparsona.core.update import SERVER, Update
 from sparsona.data.client_index import PARTS
 from sparsona.deploy.agent import MAX_EXAMPLES
@@ -30,7 +29,7 @@ from sparsona.deploy.greeting import (
     read_environment,
 )
 from sparsona.deploy.jobs import is_reported
-from sparsona.deploy.remote import Connection, RemoteClients
+from sparsona.deploy.remote import Connection, RemoteClients, check_plausible
 from sparsona.engine.clients import Clients
 from sparsona.engine.evaluate import Evaluation, confusion_shape
 from sparsona.engine.gate import check_message, largest_message
@@ -342,10 +341,8 @@ class Network:
         known = self.client_context.task.metrics
         if strange := [name for name in found.metrics if name not in known]:
             raise SparsonaError(f"the metric '{strange[0]}' of a run", expected=f"one of {', '.join(known) or 'none'}")
-        # A loss that is not finite is that of a model that diverged.
         for value in (found.loss, *found.metrics.values()):
-            if math.isfinite(value) and not is_usable(value):
-                raise SparsonaError(f"a result of {value:.3g}", expected=f"no more than {LARGEST:g}")
+            check_plausible(value, "result")
 
     def end(self) -> None:
         """Tell the clients that the run is over."""

@@ -30,8 +30,8 @@ from sparsona.experiment.client_data import everyones_data
 from sparsona.experiment.guests import Cards, guests_at_start, joint_digest
 from sparsona.experiment.run import Run
 from sparsona.experiment.terms import Terms
-from sparsona.experiment.train import NETWORK, RUNS, describe_run, play, timestamp
-from sparsona.runs.folder import FEDERATION_FILE, GLOBAL_FILE, GUESTS_FILE, RunFolder, reached
+from sparsona.experiment.train import RUNS, describe_run, play, timestamp
+from sparsona.runs.folder import FEDERATION_FILE, GLOBAL_FILE, GUESTS_FILE, NETWORK, RunFolder, reached
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import dump
 from sparsona.runs.records import EvaluationRow, Records, TurnRow

@@ -24,11 +24,12 @@ from sparsona.engine.failures import REFUSED, UNABLE, kind_of
 from sparsona.experiment.guests import Guest, read_guests, with_guests, write_guests
 from sparsona.experiment.network import Network
 from sparsona.experiment.run import Run
-from sparsona.experiment.stored_models import NETWORK, models_elsewhere
+from sparsona.experiment.stored_models import models_elsewhere
 from sparsona.experiment.terms import Terms
 from sparsona.experiment.train import describe_run, play
 from sparsona.runs.folder import (
     FEDERATION_FILE,
+    NETWORK,
     SERVER_FILE,
     RunFolder,
     make_empty_folder,

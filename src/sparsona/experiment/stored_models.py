@@ -19,10 +19,8 @@ from sparsona.data.names import find_client
 from sparsona.engine.context import ClientContext
 from sparsona.engine.rounds import received_work, shared_model, simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
-from sparsona.runs.folder import GLOBAL_FILE, RunFolder
+from sparsona.runs.folder import GLOBAL_FILE, NETWORK, RunFolder
 from sparsona.runs.warm_start import read_weights
-
-NETWORK = "network"  # the executor of a run whose clients are on other machines
 
 MakeContext = Callable[[], ClientContext]
 

@@ -29,8 +29,8 @@ from sparsona.engine.gate import largest_message
 from sparsona.engine.plan import Plan
 from sparsona.experiment.agreement import check_among_peers
 from sparsona.experiment.build import GIVEN, ExampleKind, make_plan, make_task, method_maker, name_functions
-from sparsona.experiment.train import NETWORK
 from sparsona.methods import MethodCard
+from sparsona.runs.folder import NETWORK
 from sparsona.runs.options import RunConfig
 from sparsona.runs.validation import merge_errors, validate
 from sparsona.transforms.privacy import CENTRAL, read_privacy

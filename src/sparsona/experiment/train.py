@@ -49,13 +49,13 @@ from sparsona.experiment.build import (
     unknown_loss,
 )
 from sparsona.experiment.run import Run
-from sparsona.experiment.stored_models import NETWORK, models_elsewhere
+from sparsona.experiment.stored_models import models_elsewhere
 from sparsona.learning.schedule import lr_schedule
 from sparsona.methods import MethodCard
 from sparsona.runs.checkpoint import reopen
 from sparsona.runs.declaration import options_of
 from sparsona.runs.facts import Extension, RunFacts, WarmStartFacts
-from sparsona.runs.folder import CONFIG_FILE, GLOBAL_FILE, SUMMARY_FILE, RunFolder, environment, reached, warn
+from sparsona.runs.folder import CONFIG_FILE, GLOBAL_FILE, NETWORK, SUMMARY_FILE, RunFolder, environment, reached, warn
 from sparsona.runs.functions import changed_functions, function_digest
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import BEFORE, OF_DATA, OPTIONS, RunConfig, dump

@@ -120,10 +120,11 @@ def with_mean(method: Method, mean: Mean | None, layout: Layout) -> Method:
     mask_of = method.peer.mask
 
     def own_model(state: State, probe: Probe, round_: Round) -> Own:
-        """The model that a peer has without any message, and its mask."""
-        alone = method.receive(state, (), probe.uncharged(), round_)
-        found = None if method.deploy is None else method.deploy(alone)
-        model = found[0] if isinstance(found, tuple) else None
+        """The model that a peer has without any message, where the mean goes by it, and its mask."""
+        model = None
+        if method.deploy is not None and (mean.name == BOUNDING or mean.name in CHOOSING):
+            found = method.deploy(method.receive(state, (), probe.uncharged(), round_))
+            model = found[0] if isinstance(found, tuple) else None
         return Own(model, None if mask_of is None else mask_of(state))
 
     def receive(state: State, inbox: Inbox, probe: Probe, round_: Round) -> Work:
@@ -306,11 +307,11 @@ def _judge(members: Sequence[Held], mean: Mean, own: Own, changes: frozenset[str
             assert held is not None
             held[row, place] = mask
     models = {name: span for name, span in spans.items() if name not in changes}
-    if mean.name == "norm-bound":
+    if mean.name == BOUNDING:
         counted = _counted(members[0].update, spans, values, held, own.mask)
         found = _bounded(values, counted, mean, _centre(members[0].update, models, values, held, own.model))
-    elif held is not None and mean.name in CHOOSING:
-        unheld = _centre(members[0].update, models, values, held, own.model)
+    elif mean.name in CHOOSING:
+        unheld = None if held is None else _centre(members[0].update, models, values, held, own.model)
         found = CHOOSING[mean.name](values, held, mean, unheld).expand(len(members), -1)
     else:
         found = RULES[mean.name](values, held, mean).expand(len(members), -1)
@@ -361,12 +362,12 @@ def _sorted_mean(values: Tensor, held: Tensor | None, num_cut: Callable[[Tensor]
     return torch.cat(found)
 
 
-def krum(values: Tensor, held: Tensor | None, mean: Mean, unheld: Tensor | None = None) -> Tensor:
+def krum(values: Tensor, held: Tensor | None, mean: Mean, unheld: Tensor | None) -> Tensor:
     """The update with the smallest sum of squared distances to its n - f - 2 nearest (Blanchard et al., 2017)."""
     return _chosen(values, held, mean, 1, unheld)
 
 
-def multi_krum(values: Tensor, held: Tensor | None, mean: Mean, unheld: Tensor | None = None) -> Tensor:
+def multi_krum(values: Tensor, held: Tensor | None, mean: Mean, unheld: Tensor | None) -> Tensor:
     """The mean of the updates with the smallest such sums: n - f of them, or as many as were asked for."""
     return _chosen(values, held, mean, mean.chosen or max(1, len(values) - mean.lies(len(values))), unheld)
 
@@ -383,8 +384,6 @@ def _chosen(values: Tensor, held: Tensor | None, mean: Mean, num: int, unheld: T
     best = scores.argsort(stable=True)[:num]
     weights = torch.zeros(len(values), dtype=torch.float64, device=values.device)
     weights[best] = 1.0
-    if held is not None and unheld is None:
-        unheld = median(values, held, mean)
     return _weighted(values, held, weights, otherwise=unheld)
 
 
@@ -397,6 +396,8 @@ def geometric_median(values: Tensor, held: Tensor | None, mean: Mean) -> Tensor:
     return centre
 
 
+BOUNDING = "norm-bound"  # the mean that keeps all updates, scaled down
+# Those that choose whole updates, and need a value for entries that none of the chosen holds (None: all hold all).
 CHOOSING: dict[str, Callable[[Tensor, Tensor | None, Mean, Tensor | None], Tensor]] = {
     "krum": krum,
     "multi-krum": multi_krum,
@@ -404,8 +405,6 @@ CHOOSING: dict[str, Callable[[Tensor, Tensor | None, Mean, Tensor | None], Tenso
 RULES: dict[str, Callable[[Tensor, Tensor | None, Mean], Tensor]] = {
     "median": median,
     "trimmed": trimmed,
-    "krum": krum,
-    "multi-krum": multi_krum,
     "geometric-median": geometric_median,
 }
 

@@ -48,6 +48,7 @@ from sparsona.runs.stopping import MEASURES
 
 START_FILE = "start.safetensors"  # the weights that a run begins with, if they come from another run
 INITIAL_FILE = "initial.safetensors"  # those of a module that was passed from Python
+NETWORK = "network"  # the executor of a run whose clients are on other machines
 # What the machines of a run on several of them agreed on, and which of them took part.
 FEDERATION_FILE, GUESTS_FILE, SERVER_FILE = "federation.toml", "guests.json", "server.json"
 CONFIG_FILE, FACTS_FILE, ENVIRONMENT_FILE = "config.json", "about.json", "environment.json"
@@ -165,7 +166,7 @@ class RunFolder:
             own = {FACTS_FILE, ENVIRONMENT_FILE}
             own |= {name for name, data in ((START_FILE, start), (INITIAL_FILE, initial)) if data is not None}
             # Of a run on several machines these two are there before it.
-            own |= {FEDERATION_FILE, GUESTS_FILE} if options.get("executor") == "network" else set()
+            own |= {FEDERATION_FILE, GUESTS_FILE} if options.get("executor") == NETWORK else set()
             _check_unused(path, own)  # what it does not write it does not seal
             write_atomically(path / ENVIRONMENT_FILE, _json(environment()))
             folder.learn(replace(facts, config=config_digests(options)))

@@ -51,7 +51,7 @@ from sparsona.runs.stopping import (
     Stopping,
     reached,
     recorded_patience,
-    score_of,
+    scores_of,
     validation_point,
     watched,
 )
@@ -273,12 +273,8 @@ class Session:
     def _wait(self, completed: int, found: Iterable[Evaluation]) -> None:
         facts, limits = self._folder.facts, self._limits
         point = validation_point(facts.point)
-        scores = {
-            one.client: score_of(limits.patience_metric, one, one.metrics, facts.is_regression)
-            for one in found
-            if one.point == point
-        }
-        known = {client: score for client, score in scores.items() if score is not None}
+        here = ((one, one.metrics) for one in found if one.point == point)
+        known = scores_of(limits.patience_metric, here, facts.is_regression)
         if not known and not self._has_warned and self.context.plan.tests_everyone_after(completed):
             self._has_warned = True
             by = watched(limits.patience_metric, facts.is_regression)
@@ -292,10 +288,7 @@ class Session:
         """What a run that is resumed has seen: its records have every evaluation."""
         if limits.patience is None:
             return Patience()
-        facts, records = self._folder.facts, self._records
-        point = validation_point(facts.point)
-        rows, metrics = records.evaluations(point=point), records.metrics(point=point)
-        return recorded_patience(rows, metrics, limits.patience_metric, limits.min_delta, facts.is_regression)
+        return recorded_patience(self._records, self._folder.facts, limits.patience_metric, limits.min_delta)
 
     def _evaluate_where_it_stops(self) -> None:
         """The result must be that of the round which was reached: between two evaluations, and without any round."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -17,6 +17,10 @@ from sparsona.core import points
 from sparsona.core.errors import SparsonaError
 from sparsona.core.targets import better, is_usable
 from sparsona.runs.declaration import option
+
+if TYPE_CHECKING:
+    from sparsona.runs.facts import RunFacts
+    from sparsona.runs.records import Records
 
 LOSS, ACCURACY = "loss", "accuracy"  # what patience may go by besides the metrics of a run
 _ENDS = ("high", "low")
@@ -162,26 +166,6 @@ class Scored(Protocol):
     def loss(self) -> float | None: ...
 
 
-class Recorded(Scored, Protocol):
-    """The same in the records, which have metrics in rows of their own."""
-
-    @property
-    def completed(self) -> int: ...
-
-
-class RecordedMetric(Protocol):
-    """One of them."""
-
-    @property
-    def completed(self) -> int: ...
-    @property
-    def client(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> float: ...
-
-
 def validation_point(headline: str) -> str:
     """The point that patience goes by: the headline's model on validation data, or the received one before tuning."""
     found = points.point(headline)
@@ -239,23 +223,24 @@ def score_of(
     return None if value is None else -value if end == "low" else value
 
 
-def recorded_patience(
-    rows: Iterable[Recorded],
-    metrics: Iterable[RecordedMetric],
-    metric: str | None,
-    min_delta: float,
-    is_regression: bool,
-) -> Patience:
+def scores_of(
+    metric: str | None, found: Iterable[tuple[Scored, Mapping[str, float]]], is_regression: bool
+) -> dict[int, float]:
+    """The scores of the clients that have one; `found` are results with their metrics."""
+    scores = {one.client: score_of(metric, one, metrics, is_regression) for one, metrics in found}
+    return {client: score for client, score in scores.items() if score is not None}
+
+
+def recorded_patience(records: Records, facts: RunFacts, metric: str | None, min_delta: float) -> Patience:
     """How scores went by the records of a run, in the order of rounds, at the point that patience goes by."""
-    told: dict[tuple[int, int], dict[str, float]] = {}
-    for one in metrics:
+    point = validation_point(facts.point)
+    told: dict[tuple[int, int], dict[str, float]] = {}  # metrics have rows of their own
+    for one in records.metrics(point=point):
         told.setdefault((one.completed, one.client), {})[one.name] = one.value
     seen = Patience()
-    for completed, found in groupby(rows, key=lambda row: row.completed):
-        scores = {
-            row.client: score_of(metric, row, told.get((completed, row.client), {}), is_regression) for row in found
-        }
-        seen = seen.after(completed, {client: one for client, one in scores.items() if one is not None}, min_delta)
+    for completed, rows in groupby(records.evaluations(point=point), key=lambda row: row.completed):
+        found = ((row, told.get((completed, row.client), {})) for row in rows)
+        seen = seen.after(completed, scores_of(metric, found, facts.is_regression), min_delta)
     return seen
 
 

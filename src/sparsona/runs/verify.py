@@ -23,6 +23,7 @@ from sparsona.runs.folder import (
     FACTS_FILE,
     GLOBAL_FILE,
     GUESTS_FILE,
+    NETWORK,
     SERVER_FILE,
     STARTED,
     SUMMARY_FILE,
@@ -39,7 +40,6 @@ OTHERS = {"lock", GUESTS_FILE, SERVER_FILE, "report.html"}  # written by us, and
 NO_CHECKSUM = "no checksum of it was written, as by older versions"
 FINISHED = "finished"
 MISSING = "it is missing"
-NETWORK = "network"  # the executor of a run on several machines
 PLAYED = "a process is running this run: verify it again when it has stopped"
 _TRIES = 10  # to check a run between two of its checkpoints
 State = Literal["right", "wrong", "unknown"]
@@ -92,11 +92,10 @@ class Verification:
         else:
             text = f"right: all {len(self.findings)} files are what was written, and belong together."
         ends = [one.what for one in self.findings if Path(one.file).name == MANIFEST.name and one.state == "right"]
-        unfinished = [end for end in ends if end != FINISHED]
         if len(ends) == 1:
-            text += f" The run is {FINISHED}." if not unfinished else f" The run is {unfinished[0]}."
+            text += f" The run is {ends[0]}."
         elif ends:
-            text += f" {len(ends) - len(unfinished)} of {len(ends)} runs are {FINISHED}."
+            text += f" {ends.count(FINISHED)} of {len(ends)} runs are {FINISHED}."
         return text
 
     def rows(self) -> list[dict[str, str]]:
@@ -214,8 +213,7 @@ def _run(path: Path) -> list[Finding]:
         found = _once_each(_once(path))
         if all(one.state != "wrong" for one in found) or _content(path / MANIFEST) == before:
             return found
-    what = PLAYED
-    return [Finding(one.file, "unknown", what) if one.state == "wrong" else one for one in found]
+    return [Finding(one.file, "unknown", PLAYED) if one.state == "wrong" else one for one in found]
 
 
 def _once_each(findings: Iterable[Finding]) -> list[Finding]:
