@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
@@ -35,6 +35,12 @@ def joint_digest(digests: Sequence[str]) -> str:
     return hashlib.blake2b(json.dumps(list(digests)).encode(), digest_size=16).hexdigest()
 
 
+def agreed_names(terms: Terms, guests: Iterable[Guest]) -> tuple[str, ...]:
+    """What classes are called in a run, by its file or by the clients that have names; empty: nobody has any."""
+    told = {guest.class_names for guest in guests if guest.class_names}
+    return terms.class_names or (told.pop() if len(told) == 1 else ())
+
+
 def with_guests(
     facts: RunFacts, terms: Terms, guests: Sequence[Guest], environment: Mapping[str, Any] | None = None
 ) -> RunFacts:
@@ -47,6 +53,7 @@ def with_guests(
         sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
         label_counts=None if None in counts else np.array(counts, dtype=np.int64),
         client_names=tuple(one.name for one in terms.file.clients),
+        class_names=agreed_names(terms, guests),
         differing=differing([*(guest.environment for guest in guests), environment or {}]),
     )
 

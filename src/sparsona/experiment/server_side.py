@@ -21,7 +21,7 @@ from sparsona.deploy.memory import return_large_buffers
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.engine.context import ClientContext
 from sparsona.engine.failures import REFUSED, UNABLE, kind_of
-from sparsona.experiment.guests import Guest, read_guests, with_guests, write_guests
+from sparsona.experiment.guests import Guest, agreed_names, read_guests, with_guests, write_guests
 from sparsona.experiment.network import Network
 from sparsona.experiment.run import Run
 from sparsona.experiment.stored_models import models_elsewhere
@@ -102,7 +102,8 @@ def play_network(
         for client in network.admitted:
             sizes[client] = network.guests[client].sizes
             environments.append(network.guests[client].environment)
-        folder.learn(replace(folder.facts, sizes=sizes, differing=differing(environments)))
+        names = agreed_names(network.terms, (network.guests[client] for client in network.admitted))
+        folder.learn(replace(folder.facts, sizes=sizes, class_names=names, differing=differing(environments)))
 
     network.note_arrival = note_arrival
     with folder:
