@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from federations import free_address, make
 from safetensors import safe_open
 
+import sparsona as sp
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.deploy.exchange import in_memory
@@ -92,7 +93,7 @@ def test_a_server_that_is_started_again_knows_the_names(tmp_path):
     run = play_network(network, tmp_path / "run")
     assert read_guests(run.path)[0][1].class_names == NAMES
     assert run.class_names == run.view.class_names == NAMES  # for the report, and what is exported
-    run.export(None, tmp_path / "shared.safetensors")
+    sp.load(run.path).export(None, tmp_path / "shared.safetensors")
     with safe_open(tmp_path / "shared.safetensors", "pt") as file:
         assert json.loads(file.metadata()["class_names"]) == list(NAMES)
     assert "digit 9" in (tmp_path / "shared.safetensors.md").read_text()
