@@ -108,5 +108,5 @@ def test_parts_of_file_names_are_different_and_no_paths(names):
     assert len({part.casefold() for part in found}) == len(names)
     for part in found:
         assert part.strip("._-") or part.isdecimal()
-        assert not set(part) & set("/\\:\0 *?<>|\"")
+        assert not set(part) & set('/\\:\0 *?<>|"')
         assert len(part.encode()) < 140

@@ -59,6 +59,8 @@ def rows(run):
         ("fedspa", {"sampler": "size"}),
         ("fedavg", {"sampler": "loss", "evaluate": "participants"}),
         ("fedspa", {"sampler": "round-robin", "availability": "diurnal:3:0.4"}),
+        ("fedspa", {"client_epochs": [1, 3], "client_lr_scale": [1.0, 0.5, 0.1]}),
+        ("fedavg-ft", {"client_epochs": {"1": 4}, "client_lr_scale": {"0": 0.3}, "tune_epochs": 1}),
         ("fedavg", {"availability": "windows:2:0-0/0-1/1-1/", "min_updates": 1}),
         ("fedspa", {"rounds": 8, "lr": 1e-9, "patience": 2}),
         ("fedavg-ft", {"rounds": 8, "lr": 1e-9, "patience": 2, "patience_metric": "loss", "min_delta": 1.0}),

@@ -14,6 +14,8 @@ import numpy as np
 from sparsona.core.round import Client
 from sparsona.deploy.federation_file import Member
 from sparsona.deploy.greeting import differing, names_head, read_class_names, read_environment
+from sparsona.engine.pace import with_conditions
+from sparsona.engine.plan import Plan
 from sparsona.experiment.terms import Terms
 from sparsona.runs.facts import RunFacts
 from sparsona.runs.folder import GUESTS_FILE, read_json, write_atomically
@@ -104,10 +106,12 @@ class Cards(Sequence[Client]):
 
     Args:
         members: the roster. Nothing is known of their data yet.
+        plan: the run's, which may give clients learning rates and epochs of their own.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._cards = [Client(one.index, 0, one.capacity, 0, len(members), 0) for one in members]
+    def __init__(self, members: Sequence[Member], plan: Plan) -> None:
+        cards = [Client(one.index, 0, one.capacity, 0, len(members), 0) for one in members]
+        self._cards = list(with_conditions(plan, cards))
 
     def fill(self, sizes: Mapping[int, Sequence[int]]) -> None:
         """From now on these clients take part, and no others.

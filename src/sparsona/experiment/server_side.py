@@ -149,9 +149,24 @@ def refusals_in_a_row(records: Records, completed: int) -> dict[int, int]:
 
 
 def read_server(
-    path: str | Path, key: str | Path | None, at_least: int | None, sampler: Callable[..., Any] | None = None
+    path: str | Path,
+    key: str | Path | None,
+    at_least: int | None,
+    sampler: Callable[..., Any] | None = None,
+    by: str = "sp.serve",
 ) -> tuple[Terms, KeyFile]:
-    """The terms of a run that has a server, and the server's key; SparsonaError names what does not fit."""
+    """The terms of a run that has a server, and the server's key; SparsonaError names what does not fit.
+
+    Args:
+        path: the federation file.
+        key: the server's key; None: the one that was made with the file.
+        at_least: how many clients must be there; None: all.
+        sampler: the function that samples clients, if the file names one.
+        by: what takes that function, for an error.
+
+    Returns:
+        Both.
+    """
     terms = Terms.read(path)
     if terms.row.peers or terms.file.server is None:
         raise SparsonaError(
@@ -168,7 +183,7 @@ def read_server(
             hint="--key FILE, the one that `sparsona federation new` made",
         )
     terms.check_at_least(at_least)
-    return terms.with_sampler(sampler, "serve"), signer
+    return terms.with_sampler(sampler, by), signer
 
 
 @usual_torch()
