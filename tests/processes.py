@@ -238,6 +238,8 @@ def serve() -> None:
 def be_worker(inbox: int, outbox: int, parent: int | None = None) -> None:
     """Be a worker process that has imported everything; never returns."""
     try:
+        for sign in (signal.SIGTERM, signal.SIGHUP):  # which the process that it is a fork of may handle
+            signal.signal(sign, signal.SIG_DFL)
         os.setpgid(0, 0)
         os.dup2(inbox, 0)
         os.dup2(outbox, 1)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.long
 
 DEVICE = os.environ.get("SPARSONA_TEST_DEVICE", "cpu")
 COMMON = {"per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 8, "lr_decay": 0.5, "device": DEVICE}
-FEWER = {"clients": 6, "data_rate": 0.1}  # where the data are digits
+FEWER = {"clients": 6, "data_rate": 0.2}  # where the data are digits
 EXECUTORS = {"stacked": Stacked, "stacked by two": lambda s: Stacked(s, 2), "graphed": lambda s: Graphed(s, 3)}
 # Stacks of two are in test_phase_options and test_shapes; here they are more of the same.
 SHOWN = ["stacked", "graphed", pytest.param("stacked by two", marks=pytest.mark.slow)]

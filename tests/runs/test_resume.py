@@ -173,8 +173,9 @@ def test_interrupted_in_the_last_tuning(forks, tmp_path, reference):
 def test_workers_interrupted_as_a_terminal_does_then_killed(forks, tmp_path, reference):
     """Ctrl-C goes to every process in the foreground; only the parent answers. The bits are those of serial."""
     run = tmp_path / "run"
-    own_group = "import os; os.setsid()\n"
-    setup = own_group + TWO_WORKERS + signal_at(5, call="killpg(0, signal.SIGINT)")
+    # One worker: it has had turns, and so has left the group, when the signal is sent.
+    one_worker = "import os, processes; os.setsid(); processes.fork_workers(1)\n"
+    setup = one_worker + signal_at(5, call="killpg(0, signal.SIGINT)")
     code, out, err = start(forks, tmp_path, *command(tmp_path, "fedspa", executor="workers"), setup=setup).wait()
     assert code == 130, err
     assert out == ""
