@@ -24,7 +24,7 @@ from sparsona.runs.verify import verify
 from sparsona.wire.codec import decode, encode
 
 NUM = 4
-DATA = {"data_rate": 0.1}
+DATA = {"data_rate": 0.2}
 
 
 def start(
