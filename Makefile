@@ -4,18 +4,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Each process has a half of the tests, and takes from the other when it is done: few fixtures of files are made twice.
 TWO := -n 2 --dist worksteal
+# An image may forbid Python to keep what it compiled: then each of the many processes of the tests compiles it again.
+export PYTHONDONTWRITEBYTECODE :=
 LOCKS := pyproject.toml constraints.txt requirements.lock pip.lock
 
 # A new environment: pip itself, then everything but torch by its hash, then torch, whose build is the machine's affair.
-# pip would compile 16,000 files one after another, which takes longer than the rest; here all cores do, and tests are
-# left out. A file that does not compile is a template, as pip takes it, too.
+# pip would compile 16,000 files one after another, which takes longer than the rest; here all cores do, and what few
+# processes import is left to the first that does. A file that does not compile is a template, as pip takes it, too.
+RARE := tests|testing|_inductor|_dynamo|distributed|graph_objs|debugpy|fontTools|mypy|mypyc|networkx|pip|setuptools|sqlalchemy
 define environment
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'sparsona needs Python 3.11 or newer')"
 	$(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r pip.lock
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps -r requirements.lock
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch
-	$(1)/bin/python -m compileall -qq -j 0 -x '/tests/' $(1)/lib || true
+	$(1)/bin/python -m compileall -qq -j 0 -x '/($(RARE))/' $(1)/lib || true
 endef
 
 .PHONY: help setup lock sbom run picture quick test test-all test-cluster test-flower fuzz lint check format docs notebooks bench clean
@@ -49,7 +52,7 @@ picture: setup  ## README's picture of the report, of the comparison of `make ru
 quick: setup  ## what to run after every edit: the suite without its long tests, 90 s on two cores
 	$(BIN)/python -m pytest $(TWO) -m "not slow and not network and not cluster and not flower and not long"
 
-test: setup  ## the suite, ten to fifteen minutes on two cores
+test: setup  ## the suite, about twelve minutes on two cores
 	$(BIN)/python -m pytest $(TWO)
 
 test-all: setup  ## the suite, and more kill points, methods and seeds of what it has already

@@ -85,7 +85,7 @@ class ForkedWorker:
     def kill(self) -> None:
         self.terminate(signal.SIGKILL)
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         deadline = time.monotonic() + timeout
         while self.returncode is None:
             self.returncode = self._server.ask(poll=self.pid)["code"]
@@ -186,18 +186,37 @@ def traces(run: Path) -> dict[str, Any]:
 
 
 def serve() -> None:
+    os.fsync = lambda descriptor: None  # as in conftest.py
     # All that a command would import, so that its process starts at once.
-    names = ("rich.progress", "rich.table", "safetensors.torch", "sparsona.experiment.train", "sparsona.cli.app")
     for name in (
-        *names,
+        "cloudpickle",
+        "cryptography.hazmat.primitives.asymmetric.ed25519",
+        "cryptography.hazmat.primitives.serialization",
+        "cryptography.x509",
+        "numpy.ma",
+        "numpy.random",
+        "rich.progress",
+        "rich.table",
+        "safetensors.torch",
+        "sparsona.cli.app",
+        "sparsona.data.readers.digits",
+        "sparsona.executors.stacked",
+        "sparsona.executors.worker",
+        "sparsona.executors.workers",
         "sparsona.experiment.client_side",
-        "sparsona.experiment.server_side",
+        "sparsona.experiment.compare",
         "sparsona.experiment.peers",
+        "sparsona.experiment.server_side",
+        "sparsona.experiment.train",
+        "sparsona.methods.dispfl",
+        "sparsona.methods.fedavg",
+        "sparsona.methods.fedspa",
+        "sparsona.models.cnn",
+        "torch.fx.experimental.symbolic_shapes",  # with sympy, for the first gradient
+        "torch.utils._device",
         "zenoh",
     ):
         import_module(name)
-    for name in ("fedavg", "fedspa", "dispfl"):
-        import_module(f"sparsona.methods.{name}")
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
@@ -219,6 +238,8 @@ def serve() -> None:
 def be_worker(inbox: int, outbox: int, parent: int | None = None) -> None:
     """Be a worker process that has imported everything; never returns."""
     try:
+        for sign in (signal.SIGTERM, signal.SIGHUP):  # which the process that it is a fork of may handle
+            signal.signal(sign, signal.SIG_DFL)
         os.setpgid(0, 0)
         os.dup2(inbox, 0)
         os.dup2(outbox, 1)

@@ -13,7 +13,7 @@ from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
 from sparsona.experiment import build
 
-SMALL = {"device": "cpu", "clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16, "data_rate": 0.3}
+SMALL = {"device": "cpu", "clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16, "data_rate": 0.12}
 
 
 def context_of(method: str = "fedspa", model=None, **more):

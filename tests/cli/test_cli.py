@@ -376,7 +376,7 @@ def test_importing_the_package_imports_no_torch():
 
 
 def test_bounds(say, tmp_path):
-    assert say("run", "fedalt", *small(tmp_path, out="alt"), "--model", "mlp").code == 0
+    assert say("run", "fedalt", *small(tmp_path, out="alt"), "--model", "mlp", "--json").code == 0
     few = ("--clients", 2, "--batches", 2)
     told = say("bounds", "alt", *few, "--out", "bounds.svg")
     assert told.code == 0
@@ -385,7 +385,7 @@ def test_bounds(say, tmp_path):
     found = json.loads(say("bounds", "alt", *few, "--json").out)
     assert found["bounds"][0]["value"] is None  # eta is above what the theorem allows
     assert found["bounds"][0]["terms"]
-    assert say("run", "ditto", *small(tmp_path, out="ditto")).code == 0
+    assert say("run", "ditto", *small(tmp_path, out="ditto"), "--json").code == 0
     told = say("bounds", "ditto", "--out", "none.svg")
     assert told.code == 0
     assert "nothing was drawn" in told.out

@@ -246,7 +246,7 @@ def test_a_client_with_another_order_ends_with_an_error(tmp_path, monkeypatch):
         assert ready.wait(60)
     heard = []
     with pytest.raises(SparsonaError, match="1 of 2 clients came"):
-        server_side.serve(made.path, "run", listen=[address], wait=8, report=heard.append)
+        server_side.serve(made.path, "run", listen=[address], wait=5, report=heard.append)
     threads[1].join(20)
     assert isinstance(errors[1], OtherNamesError)
     assert any("site-1 cannot take part" in text for text in heard)

@@ -127,7 +127,7 @@ class Party:
     ],
 )
 def test_peers_give_the_simulations_records_and_states(tmp_path, method, options):
-    data = {"data_rate": 0.15, "partition": "dirichlet:2"}
+    data = {"data_rate": 0.1, "partition": "dirichlet:2"}
     data |= {"validation_rate": 0.2} if method == "fedfomo" else {}
     party = Party(tmp_path, method, data=data, **options).play()
     assert party.errors == {}
@@ -577,7 +577,7 @@ def test_a_peer_that_diverges_keeps_its_state_and_its_last_message(tmp_path, mon
             raise DivergedError("training diverged: client 1's loss is nan in round 1", hint="lower --lr")
 
     monkeypatch.setattr(turn, "record_phase", record_phase)
-    party = Party(tmp_path, "dispfl", data={"data_rate": 0.15, "partition": "dirichlet:2"}, graph="full").play()
+    party = Party(tmp_path, "dispfl", data={"data_rate": 0.1, "partition": "dirichlet:2"}, graph="full").play()
     assert party.errors == {}
     run, simulated = party.gather(), party.simulate()
     assert rows(run.path) == rows(simulated.path)

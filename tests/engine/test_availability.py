@@ -85,7 +85,7 @@ def test_rounds_go_on_with_those_that_are_available_and_without_any(tmp_path):
     """Also after a stop, on a server and among peers; and a trace that was changed is noticed."""
     trace = tmp_path / "trace.csv"
     trace.write_text("1,0,1\n1,0,1\n0,0,1\n0,0,1\n")
-    options = {"clients": 4, "rounds": 3, "per_round": 3, "epochs": 1, "data_rate": 0.2, "device": "cpu"}
+    options = {"clients": 4, "rounds": 3, "per_round": 3, "epochs": 1, "data_rate": 0.1, "device": "cpu"}
     options |= {"availability": f"file:{trace}", "executor": "serial", "model": "mlp:hidden=0"}
     turns = {}
     for method in ("fedavg", "dpsgd"):

@@ -257,7 +257,7 @@ DISPFL = {
     "batch_size": 16,
     "graph": "random:2",
     "device": "cpu",
-    "data_rate": 0.2,
+    "data_rate": 0.1,
 }
 
 
@@ -360,7 +360,7 @@ def test_tuning_may_start_from_everybodys_models(tmp_path):
     options = {"clients": 5, "rounds": 1, "tune_epochs": 1, "graph": "ring"}
     for whose, links in (("neighbours", 2), ("all", 4)):
         run = sp.train(
-            "dispfl", out=tmp_path / whose, epochs=1, data_rate=0.2, executor="serial", tune_from=whose, **options
+            "dispfl", out=tmp_path / whose, epochs=1, data_rate=0.1, executor="serial", tune_from=whose, **options
         )
         tuning = [turn.bytes_down for turn in run._folder.records.turns(1)]
         costs = sp.cost("dispfl", data="digits", tune_from=whose, **options).encoded
@@ -374,7 +374,7 @@ def test_what_novel_clients_hear_is_on_its_senders_bill(tmp_path, executor):
         "rounds": 2,
         "epochs": 1,
         "novel": 2,
-        "data_rate": 0.2,
+        "data_rate": 0.1,
         "device": "cpu",
         "executor": executor,
     }

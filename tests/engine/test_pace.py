@@ -79,7 +79,7 @@ def test_epochs_of_a_client_replace_those_of_each_phase():
     assert steps_taken(replace(PHASE, own_epochs=lambda own: own - 1), replace(CLIENTS[0], epochs=1), ROUND) == 0
 
 
-VARIED = {"data_rate": 0.2, "client_epochs": (1, 4, 2), "client_lr_scale": (1.0, 0.5), "speeds": "lognormal:1"}
+VARIED = {"data_rate": 0.1, "client_epochs": (1, 4, 2), "client_lr_scale": (1.0, 0.5), "speeds": "lognormal:1"}
 VARIED |= {"deadline": 0.8, "late": "partial", "rounds": 1, "per_round": 5}
 
 
@@ -89,14 +89,14 @@ def test_costs_count_what_is_done(method):
     engine = simulate(context, Serial(context))
     _, record = engine.play(engine.start(), 0)
     steps = sum(turn.tally.steps for turn in record.turns)
-    plain = context_of(method, copy.deepcopy(NET), data_rate=0.2, rounds=1, per_round=5)
+    plain = context_of(method, copy.deepcopy(NET), data_rate=0.1, rounds=1, per_round=5)
     assert steps == forecast(context.server_side).steps != forecast(plain.server_side).steps
     if method != "sub-fedavg":  # whose masks decide what is used
         assert sum(turn.tally.train_flops for turn in record.turns) == forecast(context.server_side).flops
 
 
 def test_epochs_of_clients_are_those_of_a_method_that_has_them():
-    own = {"data_rate": 0.2, "rounds": 1}
+    own = {"data_rate": 0.1, "rounds": 1}
     for method in ("sub-fedavg", "fedalt", "apfl"):
         as_given = [context_of(method, copy.deepcopy(NET), **own, epochs=epochs) for epochs in (1, 3)]
         replaced = [
@@ -107,8 +107,8 @@ def test_epochs_of_clients_are_those_of_a_method_that_has_them():
 
 
 def test_a_learning_rate_of_a_client_is_that_of_a_method_that_has_it():
-    half = context_of("fedavg", copy.deepcopy(NET), data_rate=0.2, lr=0.05)
-    scaled = context_of("fedavg", copy.deepcopy(NET), data_rate=0.2, lr=0.1, client_lr_scale=0.5)
+    half = context_of("fedavg", copy.deepcopy(NET), data_rate=0.1, lr=0.05)
+    scaled = context_of("fedavg", copy.deepcopy(NET), data_rate=0.1, lr=0.1, client_lr_scale=0.5)
     assert played(half, Serial(half), 1) == played(scaled, Serial(scaled), 1)
 
 
@@ -128,7 +128,7 @@ def test_executors_agree_about_clients_that_differ():
 
 
 def test_final_tuning_has_its_own_length_and_no_deadline(tmp_path):
-    options = {"clients": 4, "rounds": 1, "epochs": 1, "tune_epochs": 2, "data_rate": 0.2, "executor": "serial"}
+    options = {"clients": 4, "rounds": 1, "epochs": 1, "tune_epochs": 2, "data_rate": 0.1, "executor": "serial"}
     options |= {"model": "mlp:hidden=0", "device": "cpu"}
     usual = sp.train("fedavg", out=tmp_path / "usual", **options)
     varied = {"client_epochs": 3, "speeds": [1, 0.5], "deadline": 0.5, "late": "partial"}
@@ -170,4 +170,4 @@ def test_wrong_values_are_refused(options, words):
 
 def test_peers_cannot_be_dropped_for_being_late():
     with pytest.raises(SparsonaError, match="late=drop for dpsgd"):
-        sp.train("dpsgd", clients=4, rounds=1, data_rate=0.2, deadline=1)
+        sp.train("dpsgd", clients=4, rounds=1, data_rate=0.1, deadline=1)

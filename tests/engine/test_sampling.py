@@ -18,7 +18,7 @@ from sparsona.engine.sampling import known_losses
 
 PLAN = Plan(rounds=400, per_round=2, batch_size=4, seed=3)
 CLIENTS = tuple(Client(index, 10 * (index + 1)) for index in range(5))
-OPTIONS = {"clients": 6, "rounds": 3, "per_round": 2, "epochs": 1, "data_rate": 0.2, "device": "cpu"}
+OPTIONS = {"clients": 6, "rounds": 3, "per_round": 2, "epochs": 1, "data_rate": 0.1, "device": "cpu"}
 OPTIONS |= {"executor": "serial", "model": "mlp:hidden=0"}
 
 

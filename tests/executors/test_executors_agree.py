@@ -269,7 +269,7 @@ def test_a_process_that_ends_is_named_with_its_device(on_two):
         play(with_one_killed, "fedavg")
 
 
-def test_a_process_that_ends_between_rounds_is_named_too(on_two):
+def test_a_process_that_ends_between_rounds_is_named_too(quick_starts, on_two):
     config = build.make_config("fedavg", {**COMMON, **FEWER}, None, smooth_net)
     context = build.make_context(config, None, smooth_net)
     executor = on_two(context)

@@ -13,7 +13,7 @@ import pytest
 import sparsona as sp
 from sparsona.experiment.run import Comparison
 
-OPTIONS = {"clients": 4, "rounds": 2, "data_rate": 0.2, "device": "cpu", "epochs": 1}
+OPTIONS = {"clients": 4, "rounds": 2, "data_rate": 0.1, "device": "cpu", "epochs": 1}
 
 
 @pytest.fixture(scope="module")

@@ -130,11 +130,12 @@ def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
     for fixed, value in zip(lane._leaves, before, strict=True):
         fixed.copy_(value)
     graph(*lane._inputs())
-    seen = torch.rand(5, 3, 8, 8)
-    traced = make_fx(lambda flat, images: context.method.predict(map_leaves(scaled(flat), turn.work), images))
-    torch.testing.assert_close(
-        traced(torch.ones(()), seen)(torch.ones(()), seen), context.method.predict(turn.work, seen)
-    )
+    if stacked is None:  # `predict` is the same either way
+        seen = torch.rand(5, 3, 8, 8)
+        traced = make_fx(lambda flat, images: context.method.predict(map_leaves(scaled(flat), turn.work), images))
+        torch.testing.assert_close(
+            traced(torch.ones(()), seen)(torch.ones(()), seen), context.method.predict(turn.work, seen)
+        )
     moved = 0.0
     for found, value, old in zip(lane._leaves, wanted, before, strict=True):
         torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5)

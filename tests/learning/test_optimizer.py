@@ -143,7 +143,7 @@ SMALL = {
     "batch_size": 16,
     "device": "cpu",
     "seed": 3,
-    "data_rate": 0.2,
+    "data_rate": 0.08,
 }
 
 

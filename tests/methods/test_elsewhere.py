@@ -126,6 +126,7 @@ from dataclasses import dataclass, replace
 from pydantic import Field
 import sparsona as sp
 from sparsona.core.method import Tree
+from sparsona.executors import workers
 from sparsona.methods.fedavg import FedAvgConfig, fedavg
 
 
@@ -155,6 +156,7 @@ def mine(task, config: MineConfig):
 
 
 if __name__ == "__main__":
+    workers.num_cores = lambda: 1  # one imports torch for as long as several
     for executor in ("serial", "workers"):
         options = {"clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.1, "tune_epochs": 1, "scale": 2.0}
         run = sp.train(mine, out=executor, executor=executor, **options)

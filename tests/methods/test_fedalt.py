@@ -51,7 +51,7 @@ TINY = {
     "rounds": 2,
     "epochs": 1,
     "batch_size": 16,
-    "data_rate": 0.3,
+    "data_rate": 0.15,
     "executor": "serial",
 }
 

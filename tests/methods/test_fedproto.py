@@ -215,7 +215,7 @@ def mixed(task, config: FedProtoConfig):
 
 
 MIXED = MethodCard("mixed", "Mixed", "two networks", "its model", "prototypes", mixed, FedProtoConfig)
-TWO = {"capacities": [1.0, 0.6], "clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.3, "per_round": 4}
+TWO = {"capacities": [1.0, 0.6], "clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.15, "per_round": 4}
 
 
 def run_mixed(make, **more):

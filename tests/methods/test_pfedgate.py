@@ -45,7 +45,7 @@ COMMON = {
     "batch_size": 16,
     "executor": "serial",
     "device": "cpu",
-    "data_rate": 0.3,
+    "data_rate": 0.15,
 }
 AUTHORS = {
     key: value

@@ -138,6 +138,13 @@ def play(made: Made, folder: Path, fate: Fate) -> int:
     raise AssertionError("it never came to an end")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def little_garbage():
+    """What was made before is not looked at whenever somebody is killed."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
     """A checkpoint after every round."""

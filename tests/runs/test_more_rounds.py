@@ -15,7 +15,7 @@ from sparsona.experiment import train
 from sparsona.runs.folder import RunFolder
 from sparsona.runs.manifest import MANIFEST
 
-OPTIONS = {"clients": 4, "epochs": 1, "data_rate": 0.2, "device": "cpu", "executor": "serial", "eval_every": 5}
+OPTIONS = {"clients": 4, "epochs": 1, "data_rate": 0.1, "device": "cpu", "executor": "serial", "eval_every": 5}
 OPTIONS |= {"tune_epochs": 1, "model": "mlp:hidden=0"}
 
 

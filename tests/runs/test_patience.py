@@ -13,7 +13,7 @@ from sparsona.analysis.table import notes
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.stopping import Patience, score_of, validation_point
 
-OPTIONS = {"clients": 4, "rounds": 9, "epochs": 1, "data_rate": 0.2, "device": "cpu", "executor": "serial"}
+OPTIONS = {"clients": 4, "rounds": 9, "epochs": 1, "data_rate": 0.1, "device": "cpu", "executor": "serial"}
 OPTIONS |= {"lr": 1e-9, "patience": 2, "model": "mlp:hidden=0"}  # nothing is learned: the first evaluation is the best
 
 

@@ -13,7 +13,7 @@ import sparsona as sp
 from sparsona.runs import session
 from sparsona.runs.observers import ProgressUpdate
 
-OPTIONS = {"clients": 5, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "tune_epochs": 1, "data_rate": 0.2}
+OPTIONS = {"clients": 5, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "tune_epochs": 1, "data_rate": 0.1}
 
 
 def steps_of(run) -> tuple[int, int]:

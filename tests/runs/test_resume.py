@@ -8,14 +8,12 @@ import random
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 from older import unseal
-from processes import EAGER, completed, rounds_recorded, small, start, traces, wait_until
+from processes import EAGER, TWO_WORKERS, completed, rounds_recorded, small, start, traces, wait_until
 
 import sparsona as sp
 from sparsona.runs import manifest, session, simulation
@@ -53,10 +51,6 @@ TRAINED, TUNED = "outcome.message is not None", "outcome.work is not None"
 KILL = "kill(os.getpid(), signal.SIGKILL)"
 
 
-# Python for `setup`: one worker, since each takes seconds to import torch.
-ONE_WORKER = "import sparsona.executors.workers as workers; workers.num_cores = lambda: 1\n"
-
-
 def signal_at(count: int, kind: str = TRAINED, call: str = KILL) -> str:
     return SIGNAL_AT.format(count=count, kind=kind, call=call)
 
@@ -85,8 +79,8 @@ def command(folder, method: str, **options) -> list[str]:
     return ["run", method, *small(folder, rounds=ROUNDS, out="run", **options), "--json"]
 
 
-def finish(forks, folder, method: str) -> dict:
-    code, out, err = start(forks, folder, *command(folder, method)).wait()
+def finish(forks, folder, method: str, setup: str = "") -> dict:
+    code, out, err = start(forks, folder, *command(folder, method), setup=setup).wait()
     assert code == 0, err
     assert json.loads(out)["method"] == method
     return traces(folder / "run")
@@ -179,27 +173,27 @@ def test_interrupted_in_the_last_tuning(forks, tmp_path, reference):
 def test_workers_interrupted_as_a_terminal_does_then_killed(forks, tmp_path, reference):
     """Ctrl-C goes to every process in the foreground; only the parent answers. The bits are those of serial."""
     run = tmp_path / "run"
-    setup = ONE_WORKER + signal_at(5, call="killpg(0, signal.SIGINT)") + "from sparsona.cli.app import main; main()"
-    args = command(tmp_path, "fedspa", executor="workers")
-    process = subprocess.run(
-        [sys.executable, "-c", setup, *args], cwd=tmp_path, capture_output=True, text=True, start_new_session=True
-    )
-    assert process.returncode == 130, process.stderr
-    assert process.stdout == ""
-    assert "Traceback" not in process.stderr
+    # One worker: it has had turns, and so has left the group, when the signal is sent.
+    one_worker = "import os, processes; os.setsid(); processes.fork_workers(1)\n"
+    setup = one_worker + signal_at(5, call="killpg(0, signal.SIGINT)")
+    code, out, err = start(forks, tmp_path, *command(tmp_path, "fedspa", executor="workers"), setup=setup).wait()
+    assert code == 130, err
+    assert out == ""
+    assert "Traceback" not in err
     assert json.loads((run / "config.json").read_text())["executor"] == "workers"
     assert completed(run) == 2
-    process = start(forks, tmp_path, *command(tmp_path, "fedspa"), setup=EAGER + signal_at(4))
+    process = start(forks, tmp_path, *command(tmp_path, "fedspa"), setup=TWO_WORKERS + EAGER + signal_at(4))
     assert process.wait()[0] == -signal.SIGKILL
     assert completed(run) == 3
-    assert finish(forks, tmp_path, "fedspa") == reference["fedspa"]
+    assert finish(forks, tmp_path, "fedspa", TWO_WORKERS) == reference["fedspa"]
 
 
 def test_workers_killed_while_tuning(forks, tmp_path, reference):
     args = command(tmp_path, "fedavg-ft", executor="workers")
-    assert start(forks, tmp_path, *args, setup=ONE_WORKER + EAGER + signal_at(2, TUNED)).wait()[0] == -signal.SIGKILL
+    setup = TWO_WORKERS + EAGER + signal_at(2, TUNED)
+    assert start(forks, tmp_path, *args, setup=setup).wait()[0] == -signal.SIGKILL
     assert completed(tmp_path / "run") == ROUNDS
-    assert finish(forks, tmp_path, "fedavg-ft") == reference["fedavg-ft"]
+    assert finish(forks, tmp_path, "fedavg-ft", TWO_WORKERS) == reference["fedavg-ft"]
 
 
 @pytest.mark.parametrize("method", METHODS)

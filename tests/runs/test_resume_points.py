@@ -14,7 +14,7 @@ from sparsona.engine.final import has_partial_global
 from sparsona.experiment.build import make_config, make_context
 from sparsona.methods import METHODS
 
-OPTIONS = {"rounds": 3, "epochs": 1, "batch_size": 8, "novel": 1, "train_accuracy": True, "executor": "serial"}
+OPTIONS = {"rounds": 2, "epochs": 1, "batch_size": 8, "novel": 1, "train_accuracy": True, "executor": "serial"}
 
 
 def net() -> nn.Module:

@@ -16,7 +16,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.runs.observers import EvaluationResult, RoundResult, RunStart
 from sparsona.runs.trackers import MLflow, WandB
 
-OPTIONS = {"clients": 4, "rounds": 2, "data_rate": 0.2, "device": "cpu", "epochs": 1}
+OPTIONS = {"clients": 4, "rounds": 2, "data_rate": 0.1, "device": "cpu", "epochs": 1}
 
 
 # What is called, with the parameters that the packages document; a call that does not fit them is a TypeError.

@@ -16,7 +16,7 @@ from sparsona.methods.dispfl import dispfl
 from sparsona.methods.fedavg import FedAvgConfig, fedavg
 from sparsona.testing import PROPERTIES, SHORT, check
 
-FEW = {"clients": 4, "data_rate": 0.25}
+FEW = {"clients": 4, "data_rate": 0.15}
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,9 @@ def broken(name: str) -> methods.MethodCard:
 
 @pytest.mark.parametrize("name", sorted(BROKEN))
 def test_a_method_that_breaks_it_is_found(name):
+    options = {**FEW, "batch_size": 32} if name == "learns" else FEW  # fewer steps, in which fedavg reaches 0.66
     with pytest.raises(AssertionError, match=f"^wrong: {name.replace('_', ' ')}: "):
-        check(broken(name), FEW, properties={name: PROPERTIES[name]})
+        check(broken(name), options, properties={name: PROPERTIES[name]})
 
 
 def test_density_is_held_to_what_the_card_says():

@@ -126,7 +126,7 @@ def test_a_round_in_which_nobody_came_has_the_same_noise(name):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedspa"])
 def test_the_server_steps_in_a_round_whose_clients_all_diverge(name):
-    context = context_of(name, privacy="central:noise=1,clip=1", rounds=1, data_rate=0.2, lr=1e30)
+    context = context_of(name, privacy="central:noise=1,clip=1", rounds=1, data_rate=0.1, lr=1e30)
     engine = simulate(context, Serial(context))
     start = engine.start()
     after, record = engine.play(start, 0)
@@ -167,7 +167,7 @@ def test_noise_is_each_clients_own_and_secret_where_it_has_a_secret():
 
 
 def central_context(name: str):
-    return context_of(name, privacy="central:noise=0.1,clip=1", rounds=2, data_rate=0.2, drop_rate=0.3)
+    return context_of(name, privacy="central:noise=0.1,clip=1", rounds=2, data_rate=0.1, drop_rate=0.3)
 
 
 @pytest.mark.parametrize("name", ["fedspa", "fedavg"])

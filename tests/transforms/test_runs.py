@@ -25,7 +25,7 @@ from sparsona.experiment import build
 from sparsona.wire.codec import encode
 from sparsona.wire.format import message_size, paper_size, sizes_of
 
-TINY = {"clients": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "data_rate": 0.2, "executor": "serial"}
+TINY = {"clients": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "data_rate": 0.1, "executor": "serial"}
 CHANGES = ["topk:0.2", "clip:0.5+noise:0.001", "clip:0.5+topk:0.2+quantize:4"]
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -79,11 +80,16 @@ def sampled_epsilon(noise: float, delta: float, releases: int, cohort: int, clie
     always = gaussian_epsilon(noise, delta, releases)
     if cohort >= clients or not releases or math.isinf(always) or noise > MOST_NOISE:
         return always
+    return min(always, _drawn_epsilon(noise, delta, releases, cohort, clients))
+
+
+@lru_cache  # takes a second, and tables, protocols and reports of a run ask for the same
+def _drawn_epsilon(noise: float, delta: float, releases: int, cohort: int, clients: int) -> float:
     dp = accountant()
     # REPLACE_ONE wants the multiplier against what replacing one client changes: twice the norm.
     event = dp.SampledWithoutReplacementDpEvent(clients, cohort, dp.GaussianDpEvent(noise / 2))
     one = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-    return min(always, float(one.compose(event, releases).get_epsilon(delta)))
+    return float(one.compose(event, releases).get_epsilon(delta))
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def check(
 
     Example:
         >>> from sparsona.methods import card
-        >>> check(card("fedavg"), {"data_rate": 0.3}, properties={"learns": PROPERTIES["learns"]}, accuracy=0.2)
+        >>> check(card("fedavg"), {"batch_size": 32}, properties={"learns": PROPERTIES["learns"]}, accuracy=0.2)
     """
     case = Case(card, options, model, accuracy)
     for name, holds in properties.items():

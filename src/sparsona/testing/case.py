@@ -27,7 +27,7 @@ from sparsona.wire.codec import encode
 
 ROUNDS = 3
 COMMON = {"clients": 6, "per_round": 3, "rounds": 4, "epochs": 2, "batch_size": 8, "lr": 0.1, "executor": "serial"}
-FEWER = {"data_rate": 0.15}  # of the examples, where only `learns` needs them all
+FEWER = {"data_rate": 0.12}  # of the examples, where only `learns` needs them all
 
 
 def require(condition: Any, message: object) -> None:

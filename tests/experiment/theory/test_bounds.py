@@ -18,7 +18,7 @@ from sparsona.engine.rounds import received_work, shared_model, simulate
 from sparsona.executors.serial import Serial
 from sparsona.experiment.theory.sample import check_constant_rate, mean_gradient, standard_error
 
-SMALL = {"clients": 4, "rounds": 2, "data_rate": 0.2, "epochs": 1}
+SMALL = {"clients": 4, "rounds": 2, "data_rate": 0.1, "epochs": 1}
 FEW = {"clients": 2, "batches": 2}
 SAMPLED = "clients are sampled uniformly, without replacement"
 
