@@ -1,0 +1,216 @@
+"""Kernels around convolutions and norms: layouts, gradients, pooling, updates. Against torch, as plain torch and Triton.
+
+Without a GPU the kernels run in Triton's interpreter; without Triton they are not tested.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from sparsona.gpu import pool_ops, weight_ops
+from sparsona.gpu.flat_fusion import fuse_flat, load_kernel
+from sparsona.gpu.pool_ops import POOL, POOL_BACKWARD, fuse_pools
+from sparsona.gpu.step_graph import fuse_step, is_covered
+from sparsona.gpu.weight_ops import COLLECT, LAY_OUT
+
+aten = torch.ops.aten
+
+
+def targets(graph):
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def drawn(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+
+
+def check_weights(lay_out, collect):
+    for shape in ((5, 70, 3, 3), (4, 3, 5, 5), (6, 64, 1, 1), (2, 1, 3, 2)):
+        weight = drawn(*shape)
+        for half in (False, True):
+            found = lay_out(weight, half)
+            assert found.dtype is (torch.bfloat16 if half else torch.float32)
+            assert found.is_contiguous(memory_format=torch.channels_last)
+            torch.testing.assert_close(found.float(), weight, rtol=2**-7 if half else 0, atol=0)
+    filters = drawn(5, 70, 3, 3, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    two, three = drawn(130, 2, 40), drawn(7, 3, 10)
+    parts = [filters, two, two, drawn(11, 4, dtype=torch.bfloat16), three, drawn(9), three, three]
+    rows = [-1, 1, 0, -1, 2, -1, 0, 1]
+    wanted = torch.cat([p.float().reshape(-1) if r < 0 else p[:, r].sum(0) for p, r in zip(parts, rows, strict=True)])
+    found = collect(parts, rows, len(wanted))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    only_first = collect([three, drawn(4)], [0, -1], 14)  # rows that nobody asked for go nowhere
+    torch.testing.assert_close(only_first, torch.cat([three[:, 0].sum(0), drawn(4)]), rtol=1e-5, atol=1e-5)
+
+
+def check_pools(pool, backward):
+    for shape, size in (((2, 5, 4, 6), 2), ((3, 70, 7, 5), 2), ((1, 64, 9, 9), 3)):
+        x = drawn(*shape).mul(2).round().contiguous(memory_format=torch.channels_last)  # many are equal
+        x = x.requires_grad_()
+        y = F.max_pool2d(x, size)
+        dy = drawn(*y.shape)
+        (dx,) = torch.autograd.grad(y, [x], dy)
+        assert torch.equal(pool(x.detach(), size), y.detach())
+        assert torch.equal(backward(dy, x.detach(), size), dx)
+
+
+def update(params, velocity, gradient, mask, rate):
+    """Clipping, decay and momentum inside a mask, written back: what a method's step ends with."""
+    share = (1.0 / (torch.linalg.vector_norm(gradient) + 1e-6)).clamp(max=1.0)
+    speed = 0.9 * velocity + gradient * share + 5e-4 * params
+    new = (params - rate * speed).where(mask > 0, params)
+    velocity.copy_(speed)
+    params.copy_(new)
+    return [new.abs().sum()]
+
+
+def update_inputs():
+    generator = torch.Generator().manual_seed(0)
+    flats = [torch.randn(70_000, generator=generator) for _ in range(3)]
+    return [*flats, (torch.rand(70_000, generator=generator) > 0.5).float(), torch.tensor(0.1)]
+
+
+def fused_update(inputs):
+    graph = fuse_flat(make_fx(update)(*[value.clone() for value in inputs]))
+    (kernel,) = [target for target in targets(graph) if hasattr(target, "source")]
+    return graph, kernel
+
+
+def check_update(by_kernel):
+    inputs = update_inputs()
+    graph, kernel = fused_update(inputs)
+    if by_kernel:
+        kernel.kernel.append(load_kernel(kernel.source))
+    wanted, found = [value.clone() for value in inputs], [value.clone() for value in inputs]
+    expected, result = update(*wanted), graph(*found)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(found[0], inputs[0])
+
+
+def test_weights():
+    check_weights(weight_ops.lay_out, weight_ops.collect)
+
+
+def test_pools():
+    check_pools(pool_ops.max_pool, pool_ops.max_pool_backward)
+
+
+def test_update():
+    check_update(by_kernel=False)
+
+
+def test_an_update_is_one_kernel_that_writes_in_place():
+    graph, _ = fused_update(update_inputs())
+    left = [target for target in targets(graph) if hasattr(target, "source") or target is aten.copy_.default]
+    assert len(left) == 1
+
+
+def test_old_values_that_are_read_later_are_not_overwritten():
+    def function(params, gradient):
+        new = params - 0.1 * gradient
+        before = torch.linalg.vector_norm(params * 1.0)  # another kernel, after the first
+        later = torch.sort(params)[0] + new
+        params.copy_(new)
+        return [before, later]
+
+    inputs = [drawn(70_000), drawn(70_000) + 1]
+    graph = fuse_flat(make_fx(function)(*[value.clone() for value in inputs]))
+    wanted, found = [value.clone() for value in inputs], [value.clone() for value in inputs]
+    torch.testing.assert_close(graph(*found), function(*wanted))
+    torch.testing.assert_close(found, wanted)
+
+
+def network(x, weight, gamma, beta, last):
+    images = F.conv2d(x, weight, padding=1)
+    images = F.max_pool2d(F.relu(F.group_norm(images, 4, gamma, beta)), 2)
+    return (images.mean((2, 3)) @ last).square().sum()
+
+
+def step(flat, x):
+    live = flat.detach().requires_grad_()
+    parts = live.split([64 * 16 * 9, 64, 64, 640])
+    shapes = ((64, 16, 3, 3), (64,), (64,), (64, 10))
+    loss = network(x, *(part.view(shape) for part, shape in zip(parts, shapes, strict=True)))
+    (gradient,) = torch.autograd.grad(loss, [live])
+    flat.copy_(flat - 0.01 * gradient)
+    return [loss.detach()]
+
+
+def test_a_step_with_all_passes_is_the_same_step():
+    from sparsona.gpu.fused_norm import fuse_group_norms
+
+    flat, x = drawn(64 * 16 * 9 + 128 + 640), drawn(8, 16, 8, 8)
+    graph = fuse_group_norms(make_fx(step)(flat.clone(), x))
+    assert is_covered(graph)
+    graph = fuse_step(graph)
+    assert {LAY_OUT, COLLECT, POOL, POOL_BACKWARD} <= set(targets(graph))
+    assert aten.cat.default not in targets(graph)
+    wanted, found = flat.clone(), flat.clone()
+    torch.testing.assert_close(graph(found, x), step(wanted, x))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_networks_with_other_layers_are_left_to_the_compiler():
+    def function(x, weight):
+        return [torch.sigmoid(F.conv2d(x, weight, padding=1)).square().tanh()]
+
+    assert not is_covered(make_fx(function)(drawn(8, 16, 8, 8), drawn(16, 16, 3, 3)))
+
+
+def test_pools_that_overlap_or_give_their_indices_are_left_alone():
+    def overlapping(x):
+        return [F.max_pool2d(x, 3, 2)]
+
+    def indexed(x):
+        return list(F.max_pool2d(x, 2, return_indices=True))
+
+    for function in (overlapping, indexed):
+        graph = fuse_pools(make_fx(function)(drawn(2, 3, 8, 8)))
+        assert aten.max_pool2d_with_indices.default in targets(graph)
+        torch.testing.assert_close(graph(drawn(2, 3, 8, 8)), function(drawn(2, 3, 8, 8)))
+
+
+def check_kernels():
+    """In a process of its own: Triton asks for its interpreter when it is imported."""
+    check_weights(weight_ops.lay_out_by_triton, weight_ops.collect_by_triton)
+    check_pools(pool_ops.pool_by_triton, pool_ops.backward_by_triton)
+    check_update(by_kernel=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_kernels():
+    if torch.cuda.is_available():
+        pytest.skip("the kernels are meant for the GPU there: see test_kernels_on_a_gpu")
+    here = os.path.dirname(__file__)
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", "import test_step_kernels; test_step_kernels.check_kernels()"]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_kernels_on_a_gpu():
+    def on_gpu(operation):
+        def call(*args):
+            moved = torch.utils._pytree.tree_map(lambda a: a.cuda() if isinstance(a, torch.Tensor) else a, args)
+            return operation(*moved).cpu()
+
+        return call
+
+    check_weights(on_gpu(weight_ops.lay_out), on_gpu(lambda parts, rows, size: weight_ops.collect(parts, rows, size)))
+    check_pools(on_gpu(pool_ops.max_pool), on_gpu(pool_ops.max_pool_backward))
+    inputs = update_inputs()
+    graph, _ = fused_update([value.cuda() for value in inputs])
+    wanted, found = [value.clone() for value in inputs], [value.cuda() for value in inputs]
+    torch.testing.assert_close([value.cpu() for value in graph(*found)], update(*wanted), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close([value.cpu() for value in found], wanted, rtol=1e-5, atol=1e-5)
