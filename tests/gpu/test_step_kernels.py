@@ -10,13 +10,22 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+import sparsona as sp
+from sparsona.core.tree import leaves
+from sparsona.engine.rounds import simulate
+from sparsona.executors import numeric_mode
+from sparsona.executors.graphed import Graphed
+from sparsona.executors.serial import Serial
+from sparsona.experiment.build import make_config, make_context
 from sparsona.gpu import pool_ops, weight_ops
 from sparsona.gpu.flat_fusion import fuse_flat, load_kernel
+from sparsona.gpu.fused_norm import fuse_group_norms
 from sparsona.gpu.pool_ops import POOL, POOL_BACKWARD, fuse_pools
 from sparsona.gpu.step_graph import fuse_step, is_covered
 from sparsona.gpu.weight_ops import COLLECT, LAY_OUT
@@ -146,8 +155,6 @@ def step(flat, x):
 
 
 def test_a_step_with_all_passes_is_the_same_step():
-    from sparsona.gpu.fused_norm import fuse_group_norms
-
     flat, x = drawn(64 * 16 * 9 + 128 + 640), drawn(8, 16, 8, 8)
     graph = fuse_group_norms(make_fx(step)(flat.clone(), x))
     assert is_covered(graph)
@@ -214,3 +221,29 @@ def test_kernels_on_a_gpu():
     wanted, found = [value.clone() for value in inputs], [value.cuda() for value in inputs]
     torch.testing.assert_close([value.cpu() for value in graph(*found)], update(*wanted), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close([value.cpu() for value in found], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("model", ["vgg11", "resnet18"])
+def test_large_networks_agree_with_serial_on_a_gpu(model):
+    """All kernels in a whole round, momentum and masks included, in float32; and none of it asked for the compiler."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(256, size=(120, 3, 32, 32), dtype=np.uint8), np.arange(120) % 10
+    look = sp.View((0.5,) * 3, (0.25,) * 3, pad=4, flip=True)
+    federation = sp.federate(x, y, clients=3, partition="iid", view=look, num_train=96, validation_rate=0.0)
+    options = {"rounds": 2, "per_round": 3, "batch_size": 16, "epochs": 1, "momentum": 0.9, "device": "cuda"}
+    found = []
+    for executor in (Serial, Graphed):
+        context = make_context(make_config("fedspa", options, federation, model), federation, model)
+        with numeric_mode(context):
+            star = simulate(context, executor(context))
+            population, record = star.play(star.start(), 0)
+        found.append((population, record))
+    (one, record), (other, record2) = found
+    for (path, tensor), (_, tensor2) in zip(leaves(one.server), leaves(other.server), strict=True):
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, tensor2, rtol=0, atol=2e-3, msg=path)
+    losses = [[turn.tally.loss for turn in each.turns] for each in (record, record2)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+    assert "torch._inductor.compile_fx" not in sys.modules

@@ -131,7 +131,10 @@ def _fuse(graph: Graph, group: list[Node]) -> None:
     given = dict.fromkeys(one for node in lines for one in node.all_input_nodes if one not in inside)
     leaving = [node for node in group if any(user not in inside for user in node.users)]
     copies = {
-        user: node for node in leaving for user in node.users if user.target is aten.copy_.default and user.args[1] is node
+        user: node
+        for node in leaving
+        for user in node.users
+        if user.target is aten.copy_.default and user.args[1] is node
     }
     after = max(places[one] for one in given)
     others = [places[user] for node in leaving for user in node.users if user not in inside and user not in copies]

@@ -41,9 +41,7 @@ def _largest(x, corner, there, width, channels, SIZE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["count", "height", "width"])
-def _forward(
-    x, y, count, height, width, channels, SIZE: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr
-):
+def _forward(x, y, count, height, width, channels, SIZE: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
     result, corner, there = _squares(count, height, width, channels, SIZE, PLACES, CHANNELS)
     best, _ = _largest(x, corner, there, width, channels, SIZE)
     tl.store(y + result, best, mask=there)

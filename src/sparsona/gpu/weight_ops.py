@@ -36,9 +36,7 @@ def collect(parts: Sequence[Tensor], rows: Sequence[int], size: int) -> Tensor:
 
 @lay_out.register_fake
 def _(weight, half):
-    return torch.empty_like(
-        weight, dtype=torch.bfloat16 if half else weight.dtype, memory_format=torch.channels_last
-    )
+    return torch.empty_like(weight, dtype=torch.bfloat16 if half else weight.dtype, memory_format=torch.channels_last)
 
 
 @collect.register_fake
