@@ -132,9 +132,18 @@ def test_commands_print_what_was_and_what_would_be_spent(private_run):
     assert json.loads(run.output)["clients"] == private_run.privacy().clients.tolist()
     args = ["privacy", "--clients", "20", "--per-round", "20", "--rounds", "20"]
     found = json.loads(CliRunner().invoke(cli, [*args, "--epsilon", "3", "--json"]).output)
-    assert found["epsilon"] <= 3.0
+    assert found["epsilon"] <= found["given_epsilon"] == 3.0
+    said = " ".join(CliRunner().invoke(cli, [*args, "--epsilon", "3"]).output.split())
+    assert f"Epsilon 3 was given, and the noise was found for it: {found['noise']:g} is the least" in said
+    assert f"--privacy central:noise={found['noise']:g}" in said
+    said = CliRunner().invoke(cli, [*args, "--epsilon", "3", "--privacy", "local:delta=1e-6"]).output
+    assert " --privacy local:delta=1e-6,noise=" in " ".join(said.split())
+    both = CliRunner().invoke(cli, [*args, "--epsilon", "3", "--privacy", "local:noise=2"])
+    assert both.exit_code
+    assert "--epsilon 3 and the noise in --privacy local:noise=2" in str(both.exception)
     shown = CliRunner().invoke(cli, [*args, "--privacy", f"local:noise={found['noise']}"]).output
     assert show_epsilon(found["epsilon"]) in shown
+    assert "was found" not in shown
 
 
 def test_central_counts_sampling_only_where_it_is_uniform(tmp_path):

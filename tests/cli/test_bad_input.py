@@ -195,7 +195,7 @@ def test_training_that_diverges(say, tmp_path):
     said = say("run", "fedspa", *small(tmp_path, out="run"), "--lr", "1e30", "--set", "clip_norm=none")
     # Every client does, in every round: the default leaves nobody to go on with.
     said.refused(
-        "the training of every client diverged", "in round 0", "finite numbers", "lower the learning rate (--lr)"
+        "the training of every client diverged", "in round 1", "finite numbers", "lower the learning rate (--lr)"
     )
     (row,) = json.loads(say("runs", "--in", ".", "--json").out)
     assert row["state"] == "unfinished: resume it"
@@ -226,7 +226,7 @@ def test_a_client_that_diverges_later_spoils_no_round_before(tmp_path, method):
     options = {"rounds": 12, "per_round": 1, "epochs": 1, "seed": 1, "executor": "serial", "on_divergence": "stop"}
 
     net = Squares
-    with pytest.raises(sp.SparsonaError, match=r"client 2's .* in round [1-9]") as caught:
+    with pytest.raises(sp.SparsonaError, match=r"client 2's .* in round [2-9]") as caught:
         sp.train(method, federation, net, out=path, **options)
     assert caught.value.hint
     reached = completed(path)
@@ -259,7 +259,7 @@ class Spiteful(nn.Module):
 def test_nan_in_an_update(tmp_path, method):
     federation = poisoned_federation()
     options = {"rounds": 2, "epochs": 1, "batch_size": 64, "seed": 1, "on_divergence": "stop"}
-    with pytest.raises(sp.SparsonaError, match="client 1's weights are not finite in round 0") as caught:
+    with pytest.raises(sp.SparsonaError, match="client 1's weights are not finite in round 1") as caught:
         sp.train(method, federation, Spiteful, out=tmp_path, executor="serial", **options)
     assert "numbers" in caught.value.expected
     assert "lower the learning rate" in caught.value.hint

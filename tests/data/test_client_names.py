@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
 from sparsona.data.federation import Federation
-from sparsona.data.names import clean_name, clean_names, find_client, name_of
+from sparsona.data.names import clean_name, clean_names, file_names, find_client, name_of
 
 X, Y = np.arange(24, dtype=np.float32).reshape(12, 2), np.array(["up", "down"])[np.arange(12) % 2]
 
@@ -99,3 +99,14 @@ def test_a_list_of_clients_may_have_names():
     assert federation.num_classes == 3
     with pytest.raises(SparsonaError, match="client_names together with a dict"):
         Federation.from_clients({"a": (X, Y)}, client_names=["b"])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.one_of(st.text("aA-01/. \0", min_size=1, max_size=4), st.text(min_size=1)), unique=True, max_size=8))
+def test_parts_of_file_names_are_different_and_no_paths(names):
+    found = file_names(names)
+    assert len({part.casefold() for part in found}) == len(names)
+    for part in found:
+        assert part.strip("._-") or part.isdecimal()
+        assert not set(part) & set('/\\:\0 *?<>|"')
+        assert len(part.encode()) < 140

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from federations import free_address, make
+from safetensors import safe_open
 
+import sparsona as sp
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.deploy.exchange import in_memory
@@ -89,12 +92,41 @@ def test_a_server_that_is_started_again_knows_the_names(tmp_path):
     network, _ = greeted(made, [found[0], found[2]])
     run = play_network(network, tmp_path / "run")
     assert read_guests(run.path)[0][1].class_names == NAMES
+    assert run.class_names == run.view.class_names == NAMES  # for the report, and what is exported
+    sp.load(run.path).export(None, tmp_path / "shared.safetensors")
+    with safe_open(tmp_path / "shared.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["class_names"]) == list(NAMES)
+    assert "digit 9" in (tmp_path / "shared.safetensors.md").read_text()
     heard = []
     signer, verifier = network.connection.signer, network.connection.verifier
     again = Network(made.terms, in_memory({1: found[1].handle}), signer, verifier, report=heard.append)
     again.gather_guests(run.path, 1, 1.0, lambda there, of: None)
     assert again.guests == {}
     assert any("site-1 cannot take part: it calls class 0" in text for text in heard)
+
+
+def test_a_run_is_called_by_names_that_come_late(tmp_path):
+    made = make(tmp_path / "fed", num_clients=NUM, rounds=2, per_round=3)
+    found = agents(made, tmp_path, [None, None, NAMES])
+    late = [False]
+    handles = {one.client: one.handle for one in found}
+    handles[2] = lambda data: found[2].handle(data) if late[0] else None
+    network = made.network(in_memory(handles))
+    network.greet(range(NUM))
+    assert sorted(network.guests) == [0, 1]
+    late[0] = True
+    assert play_network(network, tmp_path / "run").class_names == NAMES
+
+
+@pytest.mark.parametrize("wrong", [["", *NAMES[1:]], ["x" * 201, *NAMES[1:]], [NAMES[1], *NAMES[1:]], list(NAMES[1:])])
+def test_names_that_no_run_could_have_are_refused(tmp_path, monkeypatch, wrong):
+    """They would be written into the run's facts, which could then not be read."""
+    made = make(tmp_path / "fed", num_clients=NUM)
+    found = agents(made, tmp_path, [None, None, NAMES])
+    monkeypatch.setattr(found[2], "greeting", replace(found[2].greeting, class_names=tuple(wrong)))
+    network, heard = greeted(made, found)
+    assert sorted(network.guests) == [0, 1]
+    assert sum("site-2 cannot take part" in text for text in heard) == 1
 
 
 def test_names_in_the_federation_file(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from sparsona.core.targets import given_name
 from sparsona.deploy import agent, jobs
 from sparsona.deploy.exchange import in_memory
 from sparsona.engine.availability import available_clients, read_availability, write_out
+from sparsona.experiment import flower
 from sparsona.experiment.agreement import agree
 from sparsona.experiment.network import Network
 from sparsona.experiment.replay import first_difference
@@ -365,12 +366,112 @@ def test_a_trace_of_other_clients_is_refused_when_the_file_is_read(tmp_path):
             network_of(availability=wrong)
 
 
+# Through Flower, by the same server.
+
+
+def the_last_two(round_, clients, available, generator):
+    return available[::-1][:2]
+
+
+def test_a_function_samples_through_flower(tmp_path, monkeypatch):
+    _, sites, _ = start(tmp_path, "fedavg", per_round=2, rounds=2, sampler="given:the_last_two")
+    found = []
+    monkeypatch.setattr(flower.flower, "server_app", found.append)
+    flower.server_app(the_last_two)
+    flower.server_app()
+    handles = in_memory({site.index: site.handle for site in sites})
+    link = SimpleNamespace(exchange=handles, present=lambda: set(range(NUM)), max_bytes=0)
+    made = sites[0].made
+    config = {"federation": str(made.path), "out": str(tmp_path / "run"), "deadline": 5, "wait": 5}
+    with pytest.raises(SparsonaError, match="sampled by the function 'the_last_two'") as caught:
+        found[1](link, config)
+    assert "server_app.py, server_app(..., sampler=the_last_two)" in caught.value.hint
+    found[0](link, config)
+    options = {**made.options, "sampler": the_last_two}
+    simulated = replace(made, options=options).simulate(tmp_path / "simulated")
+    assert rows(tmp_path / "run") == rows(simulated.path)
+    assert {turn.client for turn in Records(tmp_path / "run" / "records.sqlite").turns()} == {NUM - 1, NUM - 2}
+
+
+# Rates and epochs of each client.
+
+
+def test_rates_and_epochs_by_the_names_of_clients(tmp_path):
+    """They are in the file that all sides have. Late clients have theirs, too, and a replay."""
+    own = {"client_epochs": {"site-1": 3, "3": 2}, "client_lr_scale": {"site-0": 0.25}}
+    network, sites, _ = start(
+        tmp_path, "fedavg", lambda sites: {s.index: s.handle for s in sites}, per_round=NUM, rounds=2, **own
+    )
+    assert network.terms.config.client_epochs == {1: 3, 3: 2}
+    assert network.terms.config.client_lr_scale == {0: 0.25}
+    run = play(network, tmp_path / "run")
+    numbers = {"client_epochs": {1: 3, 3: 2}, "client_lr_scale": {0: 0.25}}
+    made = replace(sites[0].made, options={**sites[0].made.options, **numbers})
+    assert rows(run.path) == rows(made.simulate(tmp_path / "simulated").path)
+    one, other = (Records(folder / "records.sqlite") for folder in (run.path, plain(sites, tmp_path)))
+    steps = [{turn.client: turn.steps for turn in records.turns() if turn.round == 0} for records in (one, other)]
+    assert [steps[0][client] / steps[1][client] for client in range(NUM)] == [1, 3, 1, 2]
+    losses = [{turn.client: turn.loss for turn in records.turns() if turn.round == 0} for records in (one, other)]
+    assert {client for client in range(NUM) if losses[0][client] != losses[1][client]} == {0, 1, 3}
+    assert sp.replay(run.path, "digits", out=tmp_path / "replay", **DATA).difference == ""
+    assert "Clients have epochs of their own, 2 to 3 in a round" in run.protocol
+
+
+def plain(sites, folder):
+    """The same without values of clients' own."""
+    own = ("client_epochs", "client_lr_scale")
+    options = {key: value for key, value in sites[0].made.options.items() if key not in own}
+    return replace(sites[0].made, options=options).simulate(folder / "plain").path
+
+
+def test_a_client_that_comes_late_has_its_own_epochs(tmp_path):
+    late = [False]
+
+    def handles(sites):
+        answer = {site.index: site.handle for site in sites}
+        return answer | {2: lambda data: sites[2].handle(data) if late[0] else None}
+
+    class Come:
+        def on_round(self, result):
+            late[0] = True
+
+    network, sites, _ = start(tmp_path, "fedavg", handles, 0.3, per_round=NUM, rounds=2, client_epochs=[1, 1, 3, 1])
+    network.wait(NUM - 1, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run", [Come()])
+    turns = {turn.client: turn for turn in Records(run.path / "records.sqlite").turns() if turn.round == 1}
+    alone = Records(plain(sites, tmp_path) / "records.sqlite").turns()
+    assert turns[2].steps == 3 * next(turn.steps for turn in alone if turn.client == 2)
+    assert sp.replay(run.path, "digits", out=tmp_path / "replay", **DATA).difference == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("client_epochs = [0]", "greater than or equal to 1"),
+        ("client_epochs = [1.5]", "integer"),
+        ("client_lr_scale = [inf]", "finite"),
+        ("client_lr_scale = [-1.0]", "greater than 0"),
+        ('client_lr_scale = {"site-9" = 0.5}', "unknown client 'site-9'"),
+        ('client_epochs = {"7" = 2}', "client_epochs of client 7"),
+        ('client_epochs = {"1" = 2, "site-1" = 3}', "client_epochs of client site-1 twice"),
+        ("speeds = [1.0, 2.0]", "'speeds' in a federation file: only a simulation has it"),
+    ],
+)
+def test_a_file_with_wrong_values_of_clients_is_refused(tmp_path, line, match):
+    made = make(tmp_path, "fedavg", 3)
+    name = line.partition(" ")[0]
+    lines = [one for one in made.path.read_text().splitlines() if not one.startswith(f"{name} =")]
+    made.path.write_text("\n".join(line if one.startswith("rounds =") else one for one in lines))
+    with pytest.raises(SparsonaError, match=match):
+        Terms.read(made.path)
+
+
 # What no network can have, when the file is made.
 
 
 @pytest.mark.parametrize("name", SIMULATED)
 def test_what_is_only_simulated_says_what_to_use(name):
-    values = {"client_lr_scale": [0.5], "client_epochs": [2], "speeds": [1.0, 2.0], "deadline": 1.0, "late": "partial"}
+    values = {"speeds": [1.0, 2.0], "deadline": 1.0, "late": "partial"}
     with pytest.raises(SparsonaError, match=f"'{name}' in a federation file: only a simulation has it") as told:
         network_of(**{name: values.get(name, "sign-flip:0.2")})
     assert told.value.hint == SIMULATED[name][1]

@@ -122,6 +122,7 @@ class Party:
         ("dpsgd", {"graph": "ring", "drop_rate": 0.3}),
         ("dpsgd-ft", {"graph": "random:2", "rounds": 2, "tune_epochs": 1}),
         ("fedfomo", {"num_candidates": 1}),
+        ("dispfl", {"graph": "ring", "rounds": 2, "client_epochs": [1, 2], "client_lr_scale": [0.5, 1.0, 0.1]}),
         ("dispfl", {"sampler": "round-robin", "per_round": 2, "availability": "markov:0.6:0.3", "rounds": 6}),
     ],
 )

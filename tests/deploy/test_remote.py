@@ -59,6 +59,8 @@ def rows(run):
         ("fedspa", {"sampler": "size"}),
         ("fedavg", {"sampler": "loss", "evaluate": "participants"}),
         ("fedspa", {"sampler": "round-robin", "availability": "diurnal:3:0.4"}),
+        ("fedspa", {"client_epochs": [1, 3], "client_lr_scale": [1.0, 0.5, 0.1]}),
+        ("fedavg-ft", {"client_epochs": {"1": 4}, "client_lr_scale": {"0": 0.3}, "tune_epochs": 1}),
         ("fedavg", {"availability": "windows:2:0-0/0-1/1-1/", "min_updates": 1}),
         ("fedspa", {"rounds": 8, "lr": 1e-9, "patience": 2}),
         ("fedavg-ft", {"rounds": 8, "lr": 1e-9, "patience": 2, "patience_metric": "loss", "min_delta": 1.0}),
@@ -275,6 +277,8 @@ def test_an_update_that_assumes_another_mask_is_refused_and_the_run_goes_on(tmp_
     assert [reason.startswith("refused") for reason in reasons] == [True, True, True, False, False]
     assert reasons[3].startswith("not asked")
     assert heard.count("site-1 is not asked: its last 3 answers were refused") == 1
+    told = [text.partition(": refused: ")[0] for text in heard if ": refused: " in text]
+    assert told == [f"site-1 in round {number}" for number in (1, 2, 3)]  # as everywhere, the first is round 1
     assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}
     assert [refusals_in_a_row(records, completed) for completed in (0, 2, 5)] == [{}, {1: 2}, {1: 3}]
     again = Network(network.terms, in_memory({}), network.connection.signer, network.connection.verifier)

@@ -118,7 +118,7 @@ def test_probe_batch_is_charged_as_a_gradient_and_differs_each_time(task, exampl
 
 def test_divergence_names_client_and_round(task, examples):
     bad = replace(examples, inputs=examples.inputs * float("inf"))
-    with pytest.raises(SparsonaError, match="client 1's loss is nan in round 2"):
+    with pytest.raises(SparsonaError, match="client 1's loss is nan in round 3"):
         run(task, bad, phase_of(task))
 
 
@@ -127,7 +127,7 @@ def test_an_update_with_nan_is_refused(task):
     poisoned = params.like(params.flat.clone().index_fill_(0, torch.tensor([3]), float("nan")))
     north = Client(1, 4, name="north")
     check_finite(message(ROUND, {"model": dense(params)}), north)
-    with pytest.raises(SparsonaError, match=r"client north's update in round 2 .* 'model'"):
+    with pytest.raises(SparsonaError, match=r"client north's update in round 3 .* 'model'"):
         check_finite(message(ROUND, {"model": dense(poisoned)}), north)
     with pytest.raises(SparsonaError, match="claims weight"):
         check_finite(message(ROUND, {"model": dense(params)}, weight=float("inf")), north)
@@ -144,5 +144,7 @@ def test_errors_call_a_client_by_its_name():
     with pytest.raises(SparsonaError, match="client ward 7 has no test data"):
         check_tested("ward 7", 0)
     job = Job("train", 3, Round(4, 5, 1.0, 8, Seeds(0)), ())
-    assert unreadable(job, "ward 7").what.startswith("client ward 7 cannot read its message of round 4")
+    assert unreadable(job, "ward 7").what.startswith("client ward 7 cannot read its message of round 5")
+    tuning = replace(job, round=replace(job.round, index=5))
+    assert "its message of final tuning" in unreadable(tuning).what
     assert unreadable(job).what.startswith("client 3 cannot read")

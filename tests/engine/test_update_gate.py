@@ -212,7 +212,7 @@ def test_a_forged_message_is_refused(method, forge):
     body = encode(forge(sent.update))
     with pytest.raises(RefusedError) as refused:
         sent.check(decode(body))
-    assert f"client {sent.client.index}'s update in round {sent.update.round}" in str(refused.value)
+    assert f"client {sent.client.index}'s update in round {sent.update.round + 1}" in str(refused.value)
     assert len(str(refused.value)) < 600
     with pytest.raises(SparsonaError):  # many of them before their names and shapes become objects
         sent.check(decode(body, sent.cost.up))

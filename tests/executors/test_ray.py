@@ -362,7 +362,7 @@ class Failing(nn.Module):
 def test_errors_reach_the_person(cluster):
     context = context_of("fedavg", lr=1e30, clip_norm=None)
     executor = cluster(context)
-    with pytest.raises(SparsonaError, match=r"diverged: client \d+'s .* in round 0"):
+    with pytest.raises(SparsonaError, match=r"diverged: client \d+'s .* in round 1"):
         played(context, executor)
     executor.close()
     context = context_of("fedavg", model=Failing)

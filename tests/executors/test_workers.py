@@ -146,7 +146,7 @@ def test_a_job_that_always_kills_its_worker_is_given_up(workers):
 
 def test_errors_in_a_worker_reach_the_person(workers):
     context = context_of("fedavg", lr=1e30, clip_norm=None, on_divergence="stop")
-    with pytest.raises(SparsonaError, match=r"diverged: client \d+'s .* in round 0"):
+    with pytest.raises(SparsonaError, match=r"diverged: client \d+'s .* in round 1"):
         played(context, workers(context, 1))
 
 

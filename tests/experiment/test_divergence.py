@@ -65,7 +65,7 @@ def test_a_client_that_diverges_is_left_out_and_nobody_else(serial, method):
     run = serial[method]
     failures = run._folder.records.failures()
     assert [(row.round, row.client) for row in failures] == [(0, BAD), (1, BAD)]
-    assert all(row.reason == f"{DIVERGED}client {BAD}'s loss is nan in round {row.round}" for row in failures)
+    assert all(row.reason == f"{DIVERGED}client {BAD}'s loss is nan in round {row.round + 1}" for row in failures)
     assert BAD not in run._progress(run._make_context()).population.states
     assert BAD not in run._progress(run._make_context()).population.messages
     for turn in run._folder.records.turns():
@@ -123,7 +123,7 @@ def test_resumed_runs_are_the_same(serial, tmp_path):
 @pytest.mark.parametrize("executor", ["serial", "stacked"])
 def test_stop_names_client_round_and_method(tmp_path, executor):
     stop = {**OPTIONS, "on_divergence": "stop", "executor": executor, "device": "cpu"}
-    with pytest.raises(SparsonaError, match=rf"client {BAD}'s loss is nan in round 0 \(fedspa\)") as caught:
+    with pytest.raises(SparsonaError, match=rf"client {BAD}'s loss is nan in round 1 \(fedspa\)") as caught:
         sp.train("fedspa", federation(1e30), Squares, out=tmp_path / "run", **stop)
     assert "--on-divergence drop" in caught.value.hint
 
@@ -200,7 +200,7 @@ def test_a_test_loss_that_is_not_a_number_ends_nothing(tmp_path):
 
 
 def test_reasons_have_a_kind():
-    assert kind_of(f"{DIVERGED}client 1's loss is nan in round 0") == "diverged"
+    assert kind_of(f"{DIVERGED}client 1's loss is nan in round 1") == "diverged"
 
 
 def test_a_model_that_is_thrown_away_is_not_tested(tmp_path):

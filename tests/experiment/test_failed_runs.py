@@ -29,7 +29,7 @@ def test_the_others_are_finished_and_it_is_said_what_is_missing(path):
     (failed,) = missing_in(path)
     assert (failed.method, failed.seed) == ("FedAvg", 0)
     assert failed.what.startswith("training diverged: client")
-    assert failed.what.endswith("in round 0 (fedavg)")
+    assert failed.what.endswith("in round 1 (fedavg)")
     assert "--on-divergence drop" in failed.error
     assert [view.method for view in views_in(path)] == ["local"]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from older_runs import unseal
+from safetensors import safe_open
 from torch import nn
 
 import sparsona as sp
@@ -66,16 +67,53 @@ def test_new_data_has_labels_as_the_run_had_them(runs, tmp_path, monkeypatch):
     np.savez(tmp_path / "new.npz", x=X, y=names)
     text = CliRunner().invoke(main, ["evaluate", str(run.path), "--global", "--data", str(tmp_path / "new.npz")]).output
     assert "[/down]" in text
-    # A name is no part of a path.
+
+
+def files_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors"))
+
+
+def test_files_are_called_by_names_made_safe(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    CliRunner().invoke(main, ["export", str(run.path), "--client", SCRIPT, "--client", MARKUP], catch_exceptions=False)
-    CliRunner().invoke(main, ["export", str(run.path), "--client", SCRIPT], catch_exceptions=False)
-    made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.safetensors"))
-    assert made == [
-        "fedavg-client-0.safetensors",
-        "fedavg-models/client-0.safetensors",
-        "fedavg-models/client-1.safetensors",
+    say("export", runs[1].path, "--client", "plain & simple")
+    assert files_in(tmp_path) == ["fedavg-client-plain_simple.safetensors"]
+    said = say("export", runs[1].path, "--client", "all", "--out", "models")
+    assert files_in(tmp_path / "models") == [
+        "client-plain_simple.safetensors",
+        "client-red_x_b_smile_y.safetensors",
+        "client-script_alert_1_script.safetensors",
+        "client-x1b_31mred_u202e_n.safetensors",
     ]
+    assert "plain & simple" in said
+
+
+def say(*words):
+    return CliRunner().invoke(main, [str(word) for word in words], catch_exceptions=False).output
+
+
+def test_files_of_any_names_stay_in_their_folder(tmp_path, monkeypatch):
+    """Paths, a NUL, what is too long for a file system, and names that are one name on some file systems."""
+    given = ["../../x", "x", "/etc/passwd", "a\0b", "z" * 200, "é" * 200, "..", "Ward", "ward", "ward-7", "  ", "x-0"]
+    clients = dict.fromkeys(given, (X, Y))
+    path = sp.train("local", sp.Federation.from_clients(clients), out=tmp_path / "run", **COMMON).path
+    monkeypatch.chdir(tmp_path)
+    say("export", path, "--client", "all", "--no-card", "--out", "deep/models")
+    made = files_in(tmp_path / "deep" / "models")
+    assert len({name.casefold() for name in made}) == len(made) == len(given)
+    assert made == [name for name in made if "/" not in name and "\\" not in name and len(name.encode()) < 160]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "deep"}
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["models"]
+    numbers = {}
+    for name in made:
+        with safe_open(tmp_path / "deep" / "models" / name, "pt") as file:
+            numbers[name.removesuffix(".safetensors")] = int(file.metadata()["client"])
+    assert numbers["client-etc_passwd"] == 2
+    assert (numbers["client-Ward-7-"], numbers["client-ward-8"], numbers["client-ward-7"]) == (7, 8, 9)
+    assert numbers["client-x-0-"] == 0  # another client is called x-0
+    say("export", path, "--client", "../../x")  # the same name for one as for all
+    assert (tmp_path / "run-client-x-0-.safetensors").exists()
+    say("export", path, "--client", "3")
+    assert (tmp_path / "run-client-a_x00b.safetensors").exists()
 
 
 def _objects(values):

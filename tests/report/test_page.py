@@ -249,13 +249,42 @@ def test_a_tuned_headline_is_a_star(make_view: MakeView) -> None:
 def test_a_tuned_headline_is_a_star_in_curves_of_metrics(make_view: MakeView) -> None:
     curves = {"f1": {"received": [(1, 0.5), (2, 0.6)], "tuned": [(2, 0.75)]}}
     view = dataclasses.replace(make_view("FedAvg-FT"), metric_curves=curves, metrics={"f1": np.full(20, 0.75)})
-    line, star = plots.metric_curves([view], "f1").data
+    line, star = plots.learning_curves([view], metric="f1").data
     assert list(line.y) == pytest.approx([50, 60])
     assert (star.marker.symbol, list(star.x), list(star.y)) == ("star", [2], [75.0])
     assert (
         "a metric is defined for, after each round. Stars are headlines measured once, after the last round "
         "(FedAvg-FT: tuned); their lines show received"
     ) in render_report([view])
+
+
+def test_curves_are_of_what_a_run_stops_by(make_view: MakeView) -> None:
+    view = make_view()
+    view = dataclasses.replace(
+        view,
+        config={**view.config, "patience": 2, "patience_metric": "f1"},
+        metric_curves={"f1": {view.point: [(1, 0.25), (2, 0.5)]}},
+        metrics={"f1": np.full(20, 0.5)},
+        loss_curves={view.point: [(1, 2.0), (2, 1.5)]},
+    )
+    figure = plots.learning_curves([view])
+    assert figure.layout.yaxis.title.text == "F1, mean over clients"
+    assert list(figure.data[0].y) == pytest.approx([25, 50])
+    by_accuracy = plots.learning_curves([view], metric="accuracy")
+    assert by_accuracy.layout.yaxis.title.text == "accuracy, mean over clients"
+    assert list(by_accuracy.data[0].y) == pytest.approx([100 * value for _, value in view.curves[view.point]])
+    by_loss = plots.learning_curves([view], metric="loss")
+    assert (by_loss.layout.yaxis.title.text, by_loss.layout.yaxis.ticksuffix) == ("loss, mean over clients", "")
+    assert list(by_loss.data[0].y) == [2.0, 1.5]
+    with pytest.raises(SparsonaError, match="one of accuracy, f1, loss"):
+        plots.learning_curves([view], metric="auc")
+    page = render_report([view])
+    assert "Mean F1 over clients after each round. Patience goes by the F1 on validation data" in page
+    assert "accuracy by rounds" in page
+    # Nothing is drawn of a run that was not evaluated by it yet, and another run may stop by something else.
+    assert plots.learning_curves([dataclasses.replace(view, metric_curves={})]).layout.yaxis.title.text[:3] == "acc"
+    other = dataclasses.replace(view, config={**view.config, "patience_metric": "loss"})
+    assert plots.learning_curves([view, other]).layout.yaxis.title.text[:3] == "acc"
 
 
 def test_every_point_that_was_evaluated_over_the_rounds_is_drawn(make_view: MakeView) -> None:

@@ -4,10 +4,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from sparsona.analysis.groups import Group
+from sparsona.analysis.measure import ACCURACY, LOSS, Measure, measure_of_metric
+from sparsona.analysis.view import RunView
+from sparsona.core.errors import SparsonaError
+
+
+def stops_by(views: Sequence[RunView]) -> Measure | None:
+    """The figure that `patience_metric` of all these runs names; None: they name none, or not the same."""
+    named = [view.config.get("patience_metric") for view in views]
+    if not isinstance(named[0], str) or any(other != named[0] for other in named):
+        return None
+    name, colon, end = named[0].partition(":")
+    measure = LOSS if name == "loss" else ACCURACY if name == "accuracy" else measure_of_metric(name)
+    return replace(measure, better="low" if end == "low" else "high") if colon else measure
+
+
+def drawn_measure(views: Sequence[RunView], metric: str | None = None) -> Measure:
+    """The figure whose curves are drawn.
+
+    Args:
+        views: the runs.
+        metric: "accuracy", "loss" or a metric of the runs; None: what they stop by, if it was evaluated already, and
+            otherwise what they are judged by.
+    """
+    judged, stopping = views[0].measure, stops_by(views)
+    if metric is None:
+        return stopping if stopping and any(curves_of(view, stopping).curves for view in views) else judged
+    known = {one.name: one for one in (*map(measure_of_metric, _metrics(views)), LOSS, stopping, judged) if one}
+    if metric not in known:
+        raise SparsonaError(f"curves of '{metric}'", expected=f"one of {', '.join(sorted(known))}")
+    return known[metric]
+
+
+def curves_of(view: RunView, measure: Measure) -> RunView:
+    """The run with the curves of a figure, as if it were judged by that; none where it does not have the figure."""
+    if measure.name == view.measure.name:
+        return view
+    found = view.loss_curves if measure.name == "loss" else view.metric_curves.get(measure.name, {})
+    return replace(view, measure=measure, curves={point: list(curve) for point, curve in found.items()})
+
+
+def _metrics(views: Sequence[RunView]) -> list[str]:
+    return [name for view in views for name in view.metric_curves]
 
 
 def drawn_point(group: Group) -> str:

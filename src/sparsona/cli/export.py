@@ -62,6 +62,7 @@ def export(
 
     \b
       sparsona export spa --client 7 --out client7.onnx
+      sparsona export spa --client hospital-3
       sparsona export spa --client all --format onnx --out models
       sparsona export spa --global
     """
@@ -79,27 +80,26 @@ def export(
     if len(clients) > 1 or clients == ("all",):
         folder = out or Path(f"{Path(path).name}-models")
         chosen = [*exporter.clients] if clients == ("all",) else [*dict.fromkeys(map(exporter.number, clients))]
-        places: list[tuple[Any, Path]] = [(one, folder / f"client-{one}{suffix}") for one in chosen]
+        places: list[tuple[Any, Path]] = [(one, folder / f"{exporter.file_name(one)}{suffix}") for one in chosen]
     else:
         whose = exporter.number(clients[0]) if clients else None
-        name = f"{Path(path).name}-{'shared' if whose is None else f'client-{whose}'}{suffix}"
-        places = [(whose, out or Path(name))]
+        places = [(whose, out or Path(f"{Path(path).name}-{exporter.file_name(whose)}{suffix}"))]
     made = [exporter.write(who, where, kind, guarded=guarded, sparse=sparse, card=not no_card) for who, where in places]
     if as_json:
         echo(json.dumps([one.as_dict() for one in made], indent=2))
         return
-    print_table([_row(one) for one in made])
+    print_table([_row(one, exporter.name(one.client)) for one in made])
     first = made[0].sizes
     echo(f"the run's network: {first.parameters_before:,} parameters, {first.bytes_before:,} bytes as float32")
     if made[0].card is not None:
         echo(f"model card{'s' * (len(made) > 1)}: {made[0].card}" + (" ..." if len(made) > 1 else ""))
 
 
-def _row(made: Exported) -> dict[str, str]:
+def _row(made: Exported, name: str) -> dict[str, str]:
     sizes = made.sizes
     return {
         "file": str(made.path),
-        "client": "shared" if made.client is None else str(made.client),
+        "client": name,
         "parameters": f"{sizes.parameters:,}",
         "not 0": f"{sizes.nonzero:,} ({sizes.nonzero / sizes.parameters_before:.1%})",
         "bytes": f"{sizes.bytes:,}",

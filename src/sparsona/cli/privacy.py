@@ -19,7 +19,7 @@ from sparsona.core.errors import SparsonaError
 @click.option("--clients", type=click.IntRange(1, 10**9), help="Of a planned run: clients that take part.")
 @click.option("--per-round", type=click.IntRange(1, 10**9), help="Clients in a round.  [half of them]")
 @click.option("--rounds", type=click.IntRange(1, 10**9), help="Of a planned run: rounds.")
-@click.option("--epsilon", type=float, help="Find the noise that gives this epsilon.")
+@click.option("--epsilon", type=float, help="Of a planned run: find the least noise with which it is kept.")
 @JSON
 def privacy(
     path: str | None,
@@ -62,7 +62,8 @@ def privacy(
     cohort = max(1, clients // 2) if per_round is None else per_round
     if cohort > clients:
         raise SparsonaError(f"--per-round {cohort} of {clients} clients", expected=f"1 to {clients}")
-    _show_forecast(_forecast(text or "central", clients, cohort, rounds, epsilon), as_json)
+    text = text or "central"
+    _show_forecast(_forecast(text, clients, cohort, rounds, epsilon), text, as_json)
 
 
 @click.command()
@@ -136,6 +137,12 @@ def _forecast(text: str, clients: int, cohort: int, rounds: int, epsilon: float 
 
     plan = PrivacyPlan(read_privacy(text), rounds, cohort, clients)
     if epsilon is not None:
+        if "noise=" in text.replace(" ", ""):
+            raise SparsonaError(
+                f"--epsilon {epsilon:g} and the noise in --privacy {text}",
+                expected="one of the two: the other follows from it",
+                hint="leave noise= out, and it is found",
+            )
         plan = replace(plan, privacy=replace(plan.privacy, noise=noise_for(epsilon, plan)))
     return {
         "privacy": plan.privacy.kind,
@@ -145,21 +152,30 @@ def _forecast(text: str, clients: int, cohort: int, rounds: int, epsilon: float 
         "per_round": cohort,
         "rounds": rounds,
         "epsilon": plan.epsilon(),
+        **({} if epsilon is None else {"given_epsilon": epsilon}),
     }
 
 
-def _show_forecast(found: dict[str, Any], as_json: bool) -> None:
+def _show_forecast(found: dict[str, Any], text: str, as_json: bool) -> None:
     """A forecast as a table of one row, or as JSON, in which an infinite epsilon is null."""
     import math
 
+    from sparsona.analysis.format import plural
     from sparsona.analysis.privacy import show_epsilon
 
     if as_json:
         finite = math.isfinite(found["epsilon"])
         echo(json.dumps(found | {"epsilon": found["epsilon"] if finite else None}))
         return
+    given = found.pop("given_epsilon", None)
     shown = {key.replace("_", " "): f"{value:g}" if isinstance(value, float) else value for key, value in found.items()}
     print_table([{key: str(value) for key, value in shown.items()} | {"epsilon": show_epsilon(found["epsilon"])}])
+    if given is not None:
+        print_text(
+            f"Epsilon {given:g} was given, and the noise was found for it: {found['noise']:g} is the least multiplier, "
+            f"to three decimals, with which {plural(found['rounds'], 'round')} spend no more than that. To use it: "
+            f"--privacy {text}{',' if ':' in text else ':'}noise={found['noise']:g}"
+        )
     if found["privacy"] == "local":
         echo("of a client that takes part in every round; one that takes part in fewer spends less")
     elif found["per_round"] < found["clients"]:

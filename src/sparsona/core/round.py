@@ -98,6 +98,11 @@ class Round:
     is_new: bool = False
     drop_last: bool = False
 
+    @property
+    def title(self) -> str:
+        """What it is called where people read it: rounds are counted from 1 there."""
+        return f"round {self.index + 1}" if self.index < self.total else "final tuning"
+
     def on(self, client: Client) -> Round:
         """The round as this client sees it."""
         scale = self.lr_scale * client.lr_scale

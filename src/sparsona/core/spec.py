@@ -170,12 +170,12 @@ def parse_value(text: str) -> Any:
         The value.
 
     Example:
-        >>> parse_value("1e-3"), parse_value("[1, 2]"), parse_value("erk"), parse_value("none")
-        (0.001, [1, 2], 'erk', None)
+        >>> parse_value("1e-3"), parse_value("[1, 2]"), parse_value("{3 = 1}"), parse_value("erk"), parse_value("none")
+        (0.001, [1, 2], {'3': 1}, 'erk', None)
     """
     if text.lower() == "none":
         return None
-    if text in ("true", "false") or text[:1] in "[0123456789+-.'\"":
+    if text in ("true", "false") or text[:1] in "[{0123456789+-.'\"":
         try:
             return parse_toml(f"v = {text if text[:1] != '.' else '0' + text}")["v"]
         except ValueError:  # not what TOML has, or larger than it may be

@@ -6,6 +6,9 @@ printable gets past `clean_names`; markup of terminals and pages is escaped wher
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +16,7 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.printable import printable
 
 MAX_LENGTH = 200
+MAX_FILE_BYTES = 120  # of a name in that of a file: file systems take 255 bytes in all
 
 Names = tuple[str, ...] | None
 
@@ -111,3 +115,36 @@ def find_client(key: Any, names: Sequence[str] | None, count: int) -> int:
         f"a client by a {type(key).__name__}",
         expected=f"its number, from 0 to {count - 1}" + ", or its name" * bool(names),
     )
+
+
+def file_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names as parts of the names of files, all different, also where a file system does not tell cases apart.
+
+    Letters, digits, dots, hyphens and underscores stay. Names that are the same then have their number after them.
+
+    Args:
+        names: of all clients, in order.
+
+    Returns:
+        A part for each: no path, no hidden file on its own, and not too long.
+
+    Example:
+        >>> file_names(["hospital-3", "../../x", "Ward 1", "ward_1"])
+        ('hospital-3', 'x', 'Ward_1-2', 'ward_1-3')
+    """
+    parts = [_file_part(name) for name in names]
+    counts = Counter(map(str.casefold, parts))
+    taken = {key for key, num in counts.items() if num == 1}
+    for index, part in enumerate(parts):
+        if counts[part.casefold()] > 1 or not part:
+            numbered = f"{part}-{index}" if part else str(index)
+            while numbered.casefold() in taken:  # the name of another
+                numbered += "-"
+            parts[index] = numbered
+            taken.add(numbered.casefold())
+    return tuple(parts)
+
+
+def _file_part(name: str) -> str:
+    kept = re.sub(r"[^\w.-]+", "_", unicodedata.normalize("NFKC", name))
+    return kept.encode(errors="ignore")[:MAX_FILE_BYTES].decode(errors="ignore").strip("._-")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
+from sparsona.data.names import clean_names
 from sparsona.deploy.frames import printable
 
 # On what the last bits of results depend: versions, and the machine.
@@ -109,7 +110,7 @@ def read_class_names(head: Mapping[str, Any], num_labels: int | None = None) -> 
         raise SparsonaError("its class names are none", expected="a list of texts")
     if num_labels is not None and len(found) != num_labels:
         raise SparsonaError(f"it has {len(found)} class names", expected=f"{num_labels}, one for each class")
-    return tuple(printable(name) for name in found)
+    return clean_names(found, "classes")
 
 
 def check_class_names(theirs: Sequence[str] | None, known: Sequence[str] | None, who: str, where: str) -> None:

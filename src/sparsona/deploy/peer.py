@@ -379,7 +379,7 @@ class Peer:
             ):
                 self._fetch_group(index, [peer for peer in group if peer not in lost], seconds, heard, lost)
         for peer, why in lost.items():
-            self._report(f"round {index}: {self.names[peer]} is not heard: {why}")
+            self._report(f"round {index + 1}: {self.names[peer]} is not heard: {why}")
         return heard, lost
 
     def _fetch_group(
@@ -563,7 +563,7 @@ class Peer:
                 alone = self._gossip.play(replace(population, messages=own), index)
             if played is None or not self._failure(alone[1]):
                 played, note = alone, f"{ALONE}{why[:200]}"
-                self._report(f"round {index}: {note}")
+                self._report(f"round {index + 1}: {note}")
         assert played is not None
         after, record = played
         entry = self._entry("turn", index, record, lost)

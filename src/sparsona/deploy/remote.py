@@ -104,7 +104,8 @@ class Connection:
             raise LostError(f"{FOREIGN}{error.what}", expected=error.expected) from None
         if (frame.kind, frame.round, frame.job) != ("answer", asked.round, asked.job):
             raise SparsonaError(
-                f"an answer to another job, of round {frame.round}", expected=f"one to this job of round {asked.round}"
+                f"an answer to another job, of round {frame.round + 1}",
+                expected=f"one to this job of round {asked.round + 1}",
             )
         if "error" in frame.head:
             raise UnableError(printable(str(frame.head["error"])))
@@ -282,7 +283,7 @@ class RemoteClients:
         connection = self.connection
         if not isinstance(error, UnableError):
             connection.refusals[client] = connection.refusals.get(client, 0) + 1
-        connection.report(f"{connection.name(client)} in round {connection.round}: refused: {error.what}")
+        connection.report(f"{connection.name(client)} in round {connection.round + 1}: refused: {error.what}")
         if connection.refusals.get(client, 0) == REFUSALS:
             connection.report(f"{connection.name(client)} is {BARRED}")
         return True

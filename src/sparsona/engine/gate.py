@@ -98,14 +98,14 @@ def check_update(
         >>> check_update(update, expected, client=Client(0, num_examples=9), round=4, exact=True)
         Traceback (most recent call last):
         ...
-        sparsona.engine.gate.RefusedError: client 0's update in round 4 was refused: weight 10
+        sparsona.engine.gate.RefusedError: client 0's update in round 5 was refused: weight 10
           expected: at most its 9 examples
           hint:     ...
     """
 
     def refuse(what: str, wanted: str) -> RefusedError:
         return RefusedError(
-            f"client {client.label}'s update in round {round} was refused: {what}",
+            f"client {client.label}'s update in round {round + 1} was refused: {what}",
             expected=wanted,
             hint="the client must run the same method, options and version; if its training diverged, lower --lr or "
             "clip gradients (--set clip_norm=1)",
@@ -113,8 +113,8 @@ def check_update(
 
     if (update.sender, update.round) != (client.index, round):
         raise refuse(
-            f"it says client {update.sender}, round {update.round}",
-            f"its own sender and round: {client.index}, {round}",
+            f"it says client {update.sender}, round {update.round + 1}",
+            f"its own sender and round: {client.index}, {round + 1}",
         )
     weight, most = update.weight, max(1, client.num_examples)
     if not (isfinite(weight) and 0 <= weight <= most):

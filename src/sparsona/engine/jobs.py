@@ -132,6 +132,6 @@ def settle(job: Job, outcome: Outcome) -> Job | None:
 def unreadable(job: Job, label: str = "") -> SparsonaError:
     """The error for a client, called `label`, that cannot read a message with all masks in it."""
     return SparsonaError(
-        f"client {label or job.client} cannot read its message of round {job.round.index}, which has all masks in it",
+        f"client {label or job.client} cannot read its message of {job.round.title}, which has all masks in it",
         expected="a method whose receive() accepts a mask in the message",
     )

@@ -83,7 +83,7 @@ def client_speeds(speeds: str | PerClient[float], num: int, seeds: Seeds) -> lis
 
 
 def with_conditions(plan: Pace, clients: Sequence[Client]) -> Sequence[Client]:
-    """The clients with their learning rates, epochs and simulated times; the same object where a plan has none.
+    """The clients with their learning rates, epochs and simulated times; the same object where they have them already.
 
     A client's turn takes its share of the work divided by its speed, where a share of 1 is the mean amount of data
     (times epochs, where clients have their own): a client of speed 1 that has it takes 1.
@@ -107,7 +107,7 @@ def with_conditions(plan: Pace, clients: Sequence[Client]) -> Sequence[Client]:
         if plan.deadline is not None and plan.late == "partial" and time > plan.deadline:
             share = plan.deadline / time
         found.append(replace(client, lr_scale=scale, epochs=own, share=share, time=time))
-    return tuple(found)
+    return clients if found == list(clients) else tuple(found)
 
 
 def check_clients(name: str, values: Any, num: int) -> None:

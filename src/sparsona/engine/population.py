@@ -152,7 +152,8 @@ def read_update(outcome: Outcome, client: Client, index: int, clock: Clock) -> U
     update = open_message(outcome.message, clock) if outcome.update is None else outcome.update
     if (update.sender, update.round) != (outcome.client, index):
         raise SparsonaError(
-            f"client {client.label}'s message of round {index} says client {update.sender}, round {update.round}",
+            f"client {client.label}'s message of round {index + 1} says client {update.sender}, "
+            f"round {update.round + 1}",
             expected="its own sender and round",
             hint="make updates with core.update.message(round, ...)",
         )
@@ -172,8 +173,8 @@ def check_finite(update: Update, client: Client) -> None:
     for name, part in update.parts.items():
         if not part.is_finite():
             raise DivergedError(
-                f"{DIVERGED}client {client.label}'s update in round {update.round} has values in '{name}' that are not "
-                "finite",
+                f"{DIVERGED}client {client.label}'s update in round {update.round + 1} has values in '{name}' that are "
+                "not finite",
                 expected="finite numbers",
                 hint="lower the learning rate (--lr), clip gradients (--set clip_norm=1), or check its data",
             )

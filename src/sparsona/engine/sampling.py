@@ -135,7 +135,7 @@ def call_sampler(sampler: Sampler, round_: Round, draw: Draw) -> list[int]:
         chosen = [int(one) for one in found]
     except (TypeError, ValueError):
         raise SparsonaError(
-            f"the sampler returned {type(found).__name__} in round {round_.index}",
+            f"the sampler returned {type(found).__name__} in {round_.title}",
             expected="indices of clients",
             hint="return a list of some of `available`",
         ) from None
@@ -144,7 +144,7 @@ def call_sampler(sampler: Sampler, round_: Round, draw: Draw) -> list[int]:
     if wrong or len(set(chosen)) < len(chosen):
         what = f"client {wrong[0]}, which is not there" if wrong else "a client twice"
         raise SparsonaError(
-            f"the sampler chose {what} in round {round_.index}",
+            f"the sampler chose {what} in {round_.title}",
             expected="different clients of those in `available`",
             hint="choose among `available`: clients that are not in it cannot be sampled",
         )

@@ -120,7 +120,7 @@ class Star:
             for outcome, update, up, norm in waiting:
                 if (times := norms.times_over(norm)) is not None:
                     label = context.clients[outcome.client].label
-                    what = f"client {label}'s update in round {index} is {times:.3g} times as large as their median"
+                    what = f"client {label}'s update in round {index + 1} is {times:.3g} times as large as their median"
                     _take_back(clients, before, outcome.client)
                     outcome = diverged(outcome, DivergedError(f"{DIVERGED}{what}"))
                     # Results of the model that it trained are those of a model which is thrown away.

@@ -408,7 +408,7 @@ def record_phase(
         assert round_.client is not None
         what = "weights are not finite" if math.isfinite(tally.loss) else f"loss is {tally.loss}"
         raise DivergedError(
-            f"{DIVERGED}client {round_.client.label}'s {what} in round {round_.index}",
+            f"{DIVERGED}client {round_.client.label}'s {what} in {round_.title}",
             expected="finite numbers",
             hint="lower the learning rate (--lr), or clip gradients (--set clip_norm=1); --on-divergence drop leaves a "
             "client that diverges out of the round"

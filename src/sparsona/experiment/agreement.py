@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sparsona.core import spec
@@ -13,7 +13,7 @@ from sparsona.core.targets import LOSSES, USUAL_METRICS, given_name
 from sparsona.data.names import clean_names
 from sparsona.deploy.jobs import is_reported
 from sparsona.engine.availability import write_out
-from sparsona.experiment.build import make_config
+from sparsona.experiment.build import BY_CLIENT, make_config
 from sparsona.methods import card, factory
 from sparsona.models import MODELS, outline, read_spec
 from sparsona.runs.declaration import Option, options_of
@@ -42,7 +42,7 @@ def agree(
 
     Args:
         method: a row of `sparsona methods`, with options after a colon if need be.
-        options: of the run and of the method, by name.
+        options: of the run and of the method, by name; `client_epochs` and `client_lr_scale` also by names of clients.
         model: a row of `sparsona models`.
         classes: the number of classes, of tokens in the vocabulary, or of labels or numbers that are predicted; 1 for
             "binary", a yes or no by one logit.
@@ -60,14 +60,8 @@ def agree(
         (5, 16, [1, 28, 28], 0.2)
     """
     given = {key.replace("-", "_"): value for key, value in options.items()}
+    check_not_simulated(given)
     for name in given:
-        if name in SIMULATED:
-            why, instead = SIMULATED[name]
-            raise SparsonaError(
-                f"'{name}' in a federation file: only a simulation has it, because {why}",
-                expected="what all sides can do",
-                hint=instead,
-            )
         if name in MEASURES:
             raise SparsonaError(
                 f"'{name}' in a federation file",
@@ -84,9 +78,14 @@ def agree(
     # As many clients as will be admitted: as with a natural partition, their number is not known yet.
     # On a network, a message to everybody after every round would be the most of the traffic.
     usual = "participants" if given.get("patience") is None else "everyone"
-    config = make_config(method, {"evaluate": usual, **options, "model": model, "partition": "natural"})
+    by_client = {key: dict(given[key]) for key in BY_CLIENT if isinstance(given.get(key), Mapping)}
+    in_turn = {key: dict(enumerate(found.values())) for key, found in by_client.items()}  # to be checked
+    options = {key: value for key, value in options.items() if key.replace("-", "_") not in by_client}
+    config = make_config(method, {"evaluate": usual, **options, **in_turn, "model": model, "partition": "natural"})
     run = config.model_dump(mode="json")
     values = {key: run[key] for key in AGREED}
+    for key, found in by_client.items():  # by names of clients that are still to be admitted, too
+        values[key] = dict(zip(map(str, found), run[key].values(), strict=True))
     if values["lr_schedule"] != "decay":
         del values["lr_decay"]  # belongs to that schedule
     if config.availability is not None:
@@ -114,6 +113,18 @@ def _names(given: Sequence[str], predicted: str, classes: int) -> list[str]:
             f"class names for a model that predicts {predicted}", expected="classes or labels", hint="leave them out"
         )
     return list(clean_names(given, "classes", 2 if predicted == "binary" else classes))
+
+
+def check_not_simulated(options: Iterable[str]) -> None:
+    """Raise SparsonaError for an option that a run on several machines cannot have."""
+    for name in options:
+        if name in SIMULATED:
+            why, instead = SIMULATED[name]
+            raise SparsonaError(
+                f"'{name}' in a federation file: only a simulation has it, because {why}",
+                expected="what all sides can do",
+                hint=instead,
+            )
 
 
 def check_among_peers(config: RunConfig, title: str) -> None:

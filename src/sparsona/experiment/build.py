@@ -84,20 +84,33 @@ def name_functions(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     return found, functions
 
 
-def _by_number(option: str, values: Mapping[Any, Any], federation: Federation | None) -> dict[Any, Any]:
-    """Values of clients by their numbers; texts of digits that are no names are numbers, as JSON has them."""
-    names = federation.client_names if federation is not None else None
+def by_number(
+    option: str, values: Mapping[Any, Any], names: Sequence[str] | None, num_clients: int | None
+) -> dict[Any, Any]:
+    """Values of clients by their numbers; texts of digits that are no names are numbers, as JSON has them.
+
+    Args:
+        option: whose values they are.
+        values: by number or name.
+        names: of all clients, in order; None: they have none.
+        num_clients: how many there are; None: they are not known yet.
+
+    Returns:
+        The values by number.
+    """
     found: dict[Any, Any] = {}
     for key, value in values.items():
         client = key
-        if isinstance(key, str) and (key in (names or ()) or not key.isdecimal()):
-            if federation is None:
+        if isinstance(key, str) and key not in (names or ()) and key.isdecimal() and len(key) < 10:
+            client = int(key)
+        elif isinstance(key, str):
+            if num_clients is None:
                 raise SparsonaError(
                     f"{option} of client '{clean_name(key)}'",
                     expected="clients by number, from 0: names are known where a federation is passed",
                     hint=f"write {option}={{0: ...}}, or pass the data as a federation",
                 )
-            client = find_client(key, names, federation.num_clients)
+            client = find_client(key, names, num_clients)
         if client in found:
             raise SparsonaError(f"{option} of client {clean_name(key)} twice", expected="one value for each client")
         found[client] = value
@@ -152,8 +165,9 @@ def make_configs(
                     hint=f"leave '{key}' out, or give it to sparsona.federate",
                 )
         values |= {"data": GIVEN, "clients": federation.num_clients, "partition": GIVEN, "test": GIVEN}
+    names, num = (None, None) if federation is None else (federation.client_names, federation.num_clients)
     values |= {
-        key: _by_number(key, values[key], federation) for key in BY_CLIENT if isinstance(values.get(key), Mapping)
+        key: by_number(key, values[key], names, num) for key in BY_CLIENT if isinstance(values.get(key), Mapping)
     }
     source = str(values.get("data", "")).strip()
     if "partition" not in values and source in data.SOURCES and data.SOURCES[source].is_natural:

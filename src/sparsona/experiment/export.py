@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from sparsona.core.points import point as point_of
 from sparsona.core.printable import printable
 from sparsona.core.version import VERSION
 from sparsona.data.augment import as_inputs
+from sparsona.data.names import file_names, name_of
 from sparsona.experiment.build import GIVEN, describe_examples, network_name, view_of
 from sparsona.experiment.stored_models import StoredModel, StoredModels
 from sparsona.report.model_card import Card, Measured, Sizes, write_card
@@ -88,8 +90,23 @@ class Exporter:
         return range(len(self._models.context.clients))
 
     def number(self, client: int | str) -> int:
-        """The number of a client, given that or its name: names are the user's, and no parts of paths."""
+        """The number of a client, given that or its name."""
         return self._models.number(client)
+
+    def name(self, client: int | None) -> str:
+        """What a client is called in tables: its name, or its number where it has none; None: the shared model."""
+        return "shared" if client is None else name_of(self._folder.facts.client_names, client)
+
+    def file_name(self, client: int | None) -> str:
+        """What a model's file is called, without a suffix: by the client's name, made safe, or by its number."""
+        if client is None:
+            return "shared"
+        names = self._folder.facts.client_names
+        return f"client-{self._file_names[client] if names else client}"
+
+    @cached_property
+    def _file_names(self) -> tuple[str, ...]:
+        return file_names(self._folder.facts.client_names)
 
     def write(
         self,

@@ -16,8 +16,11 @@ from sparsona.runs.observers import EvaluationResult, RoundResult
 HELLO_SECONDS = 60.0  # for a client to say that it is there: Flower starts a process for that
 
 
-def server_app() -> Any:
+def server_app(sampler: Callable[..., Any] | None = None) -> Any:
     """The ServerApp that plays a run, as the run config of its app says (`sparsona federation flower`).
+
+    Args:
+        sampler: the function that samples clients, if the federation file names one (`sampler = "given:NAME"`).
 
     Returns:
         A flwr.serverapp.ServerApp.
@@ -32,6 +35,7 @@ def server_app() -> Any:
             at_least=config.get("at-least"),
             deadline=float(config["deadline"]),
             wait=config.get("wait"),
+            sampler=sampler,
             report=lambda text: print(text, flush=True),
         )
 
@@ -47,6 +51,7 @@ def serve(
     at_least: int | None = None,
     deadline: float = 300.0,
     wait: float | None = None,
+    sampler: Callable[..., Any] | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Run:
     """Be the server of a run: wait for its clients, play its rounds, and tell them the end.
@@ -59,12 +64,13 @@ def serve(
         at_least: how many clients must be there before the first round; None: all of the roster.
         deadline: seconds after which a client that has not answered is left out of a round.
         wait: seconds to wait for the clients; None: as long as it takes.
+        sampler: as for `server_app`.
         report: is called with what happens, for people to read.
 
     Returns:
         The finished run.
     """
-    terms, signer = read_server(path, key, at_least)
+    terms, signer = read_server(path, key, at_least, sampler, "in the app's server_app.py, server_app")
     roster = Roster(terms.file.keys())
     link.max_bytes = terms.longest_frame()
     session = next_session(Path(out))

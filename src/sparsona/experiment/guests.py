@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
@@ -14,6 +14,8 @@ import numpy as np
 from sparsona.core.round import Client
 from sparsona.deploy.federation_file import Member
 from sparsona.deploy.greeting import differing, names_head, read_class_names, read_environment
+from sparsona.engine.pace import with_conditions
+from sparsona.engine.plan import Plan
 from sparsona.experiment.terms import Terms
 from sparsona.runs.facts import RunFacts
 from sparsona.runs.folder import GUESTS_FILE, read_json, write_atomically
@@ -35,6 +37,12 @@ def joint_digest(digests: Sequence[str]) -> str:
     return hashlib.blake2b(json.dumps(list(digests)).encode(), digest_size=16).hexdigest()
 
 
+def agreed_names(terms: Terms, guests: Iterable[Guest]) -> tuple[str, ...]:
+    """What classes are called in a run, by its file or by the clients that have names; empty: nobody has any."""
+    told = {guest.class_names for guest in guests if guest.class_names}
+    return terms.class_names or (told.pop() if len(told) == 1 else ())
+
+
 def with_guests(
     facts: RunFacts, terms: Terms, guests: Sequence[Guest], environment: Mapping[str, Any] | None = None
 ) -> RunFacts:
@@ -47,6 +55,7 @@ def with_guests(
         sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
         label_counts=None if None in counts else np.array(counts, dtype=np.int64),
         client_names=tuple(one.name for one in terms.file.clients),
+        class_names=agreed_names(terms, guests),
         differing=differing([*(guest.environment for guest in guests), environment or {}]),
     )
 
@@ -97,10 +106,12 @@ class Cards(Sequence[Client]):
 
     Args:
         members: the roster. Nothing is known of their data yet.
+        plan: the run's, which may give clients learning rates and epochs of their own.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._cards = [Client(one.index, 0, one.capacity, 0, len(members), 0) for one in members]
+    def __init__(self, members: Sequence[Member], plan: Plan) -> None:
+        cards = [Client(one.index, 0, one.capacity, 0, len(members), 0) for one in members]
+        self._cards = list(with_conditions(plan, cards))
 
     def fill(self, sizes: Mapping[int, Sequence[int]]) -> None:
         """From now on these clients take part, and no others.

@@ -79,7 +79,7 @@ class Network:
         self.guests: dict[int, Guest] = {}
         self.known: dict[int, Guest] = {}  # what those who took part before a restart reported then
         self.admitted: dict[int, int] = {}  # with how many completed rounds that is in the records
-        self._cards = Cards(terms.file.clients)
+        self._cards = Cards(terms.file.clients, terms.plan())
         self.connection = Connection(
             terms.run,
             exchange,

@@ -99,7 +99,7 @@ def replay(
         The simulated run, and whether it is the same.
     """
     folder = RunFolder.open(Path(path))
-    terms = _terms(folder).with_sampler(sampler, "replay")
+    terms = _terms(folder).with_sampler(sampler, "sp.replay")
     found = everyones_data(terms, [data] if isinstance(data, str) else list(data), data_dir, **options)
     has_guests = (folder.path / GUESTS_FILE).exists()  # peers have no server that would note them
     there = guests_at_start(folder.path) if has_guests else np.flatnonzero(folder.facts.sizes[:, 0]).tolist()
@@ -183,7 +183,7 @@ class _Side:
 
     def __init__(self, terms: Terms, data: Sequence[Federation], there: Sequence[int], observed: _Observed) -> None:
         self._sizes = [tuple(one.sizes()[index].tolist()) for index, one in enumerate(data)]
-        self._cards = Cards(terms.file.clients)  # filled in as by the server
+        self._cards = Cards(terms.file.clients, terms.plan())  # filled in as by the server
         self._admit(there)
         self.client_context = terms.context(_together(data), self._cards, torch.device("cpu"))
         self.context = self.client_context.server_side

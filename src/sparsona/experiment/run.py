@@ -574,9 +574,11 @@ class Run:
         """The same as CSV: `Comparison.to_csv`, of this run alone."""
         return self._alone.to_csv(path, per)
 
-    def plot_curves(self, against: Literal["rounds", "bytes", "paper bytes", "steps"] = "rounds") -> Figure:
+    def plot_curves(
+        self, against: Literal["rounds", "bytes", "paper bytes", "steps"] = "rounds", metric: str | None = None
+    ) -> Figure:
         """The learning curve as a Plotly figure: `Comparison.plot_curves`, of this run alone."""
-        return self._alone.plot_curves(against)
+        return self._alone.plot_curves(against, metric)
 
     def plot_clients(self) -> Figure:
         """Every client's accuracy as a Plotly figure: `Comparison.plot_clients`, of this run alone."""
@@ -670,18 +672,22 @@ class Comparison:
 
         return _write(to_latex(self.views(), every, caption, label), path)
 
-    def plot_curves(self, against: Literal["rounds", "bytes", "paper bytes", "steps"] = "rounds") -> Figure:
-        """Mean accuracy over clients against rounds, bytes or local steps, as a Plotly figure.
+    def plot_curves(
+        self, against: Literal["rounds", "bytes", "paper bytes", "steps"] = "rounds", metric: str | None = None
+    ) -> Figure:
+        """Means over clients, on test data, against rounds, bytes or local steps, as a Plotly figure.
 
         Args:
             against: what is drawn across.
+            metric: what is drawn: "accuracy", "loss" or one of the runs' metrics. None: the `patience_metric` of runs
+                that have one, and otherwise what they are judged by. The axis says which it is.
 
         Returns:
             The figure; needs the extra `report`.
         """
         from sparsona.report import plots
 
-        return plots.learning_curves(self.views(), against)
+        return plots.learning_curves(self.views(), against, metric)
 
     def plot_clients(self) -> Figure:
         """Every client's accuracy, a box for each method, as a Plotly figure.

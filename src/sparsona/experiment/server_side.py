@@ -21,7 +21,7 @@ from sparsona.deploy.memory import return_large_buffers
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.engine.context import ClientContext
 from sparsona.engine.failures import REFUSED, UNABLE, kind_of
-from sparsona.experiment.guests import Guest, read_guests, with_guests, write_guests
+from sparsona.experiment.guests import Guest, agreed_names, read_guests, with_guests, write_guests
 from sparsona.experiment.network import Network
 from sparsona.experiment.run import Run
 from sparsona.experiment.stored_models import models_elsewhere
@@ -102,7 +102,8 @@ def play_network(
         for client in network.admitted:
             sizes[client] = network.guests[client].sizes
             environments.append(network.guests[client].environment)
-        folder.learn(replace(folder.facts, sizes=sizes, differing=differing(environments)))
+        names = agreed_names(network.terms, (network.guests[client] for client in network.admitted))
+        folder.learn(replace(folder.facts, sizes=sizes, class_names=names, differing=differing(environments)))
 
     network.note_arrival = note_arrival
     with folder:
@@ -148,9 +149,24 @@ def refusals_in_a_row(records: Records, completed: int) -> dict[int, int]:
 
 
 def read_server(
-    path: str | Path, key: str | Path | None, at_least: int | None, sampler: Callable[..., Any] | None = None
+    path: str | Path,
+    key: str | Path | None,
+    at_least: int | None,
+    sampler: Callable[..., Any] | None = None,
+    by: str = "sp.serve",
 ) -> tuple[Terms, KeyFile]:
-    """The terms of a run that has a server, and the server's key; SparsonaError names what does not fit."""
+    """The terms of a run that has a server, and the server's key; SparsonaError names what does not fit.
+
+    Args:
+        path: the federation file.
+        key: the server's key; None: the one that was made with the file.
+        at_least: how many clients must be there; None: all.
+        sampler: the function that samples clients, if the file names one.
+        by: what takes that function, for an error.
+
+    Returns:
+        Both.
+    """
     terms = Terms.read(path)
     if terms.row.peers or terms.file.server is None:
         raise SparsonaError(
@@ -167,7 +183,7 @@ def read_server(
             hint="--key FILE, the one that `sparsona federation new` made",
         )
     terms.check_at_least(at_least)
-    return terms.with_sampler(sampler, "serve"), signer
+    return terms.with_sampler(sampler, by), signer
 
 
 @usual_torch()

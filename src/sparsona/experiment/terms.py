@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,19 @@ from sparsona.deploy.frames import MAX_HEAD
 from sparsona.engine.availability import read_availability
 from sparsona.engine.context import ClientContext
 from sparsona.engine.gate import largest_message
+from sparsona.engine.pace import check_clients
 from sparsona.engine.plan import Plan
-from sparsona.experiment.agreement import check_among_peers
-from sparsona.experiment.build import GIVEN, ExampleKind, make_plan, make_task, method_maker, name_functions
+from sparsona.experiment.agreement import check_among_peers, check_not_simulated
+from sparsona.experiment.build import (
+    BY_CLIENT,
+    GIVEN,
+    ExampleKind,
+    by_number,
+    make_plan,
+    make_task,
+    method_maker,
+    name_functions,
+)
 from sparsona.methods import MethodCard
 from sparsona.runs.folder import NETWORK
 from sparsona.runs.options import RunConfig
@@ -76,7 +86,12 @@ class Terms:
                 hint=f"`sparsona keys new NAME` there, `sparsona federation admit {path} NAME.pub` here",
             )
         values = {key: value for key, value in file.run.items() if key not in _OF_TASK}
-        num = len(file.clients)
+        check_not_simulated(values)
+        num, names = len(file.clients), [one.name for one in file.clients]
+        for key in BY_CLIENT:
+            if isinstance(values.get(key), Mapping):
+                values[key] = by_number(key, values[key], names, num)
+                check_clients(key, values[key], num)
         values |= {"clients": num, "capacities": file.capacities, "executor": NETWORK, "device": "cpu"}
         config = validate(RunConfig, values | {"data": GIVEN, "partition": GIVEN, "test": GIVEN}, f"'{path}'")
         if found := config.conflicts():
@@ -103,15 +118,15 @@ class Terms:
         kind = ExampleKind(shape, classes, predicts, predicts == "tokens")
         named = file.run.get("class_names") or []
         # A class may be called 'none', which a federation file has for no value.
-        names = ["none" if one is None else one for one in named] if isinstance(named, list) else named
-        return cls(file, config, row, own, kind, clean_names(names, "classes", kind.num_labels if names else None))
+        named = ["none" if one is None else one for one in named] if isinstance(named, list) else named
+        return cls(file, config, row, own, kind, clean_names(named, "classes", kind.num_labels if named else None))
 
     def with_sampler(self, sampler: Callable[..., Any] | None, by: str) -> Terms:
         """The same with the function that samples clients, on the server's side.
 
         Args:
             sampler: a function of the name that the file has; None: it names one of `SAMPLERS`.
-            by: the function of `sparsona` that takes it, for an error.
+            by: the function that takes it, for an error.
 
         Returns:
             The terms; SparsonaError if the file says otherwise.
@@ -130,7 +145,7 @@ class Terms:
         raise SparsonaError(
             f"'{self.file.path}' has its clients sampled by the function '{wanted}'",
             expected="that function" + (f", not '{given_name(known)}'" if known is not None else ""),
-            hint=f"from Python: sp.{by}(..., sampler={wanted})",
+            hint=f"from Python: {by}(..., sampler={wanted})",
         )
 
     @property

@@ -163,7 +163,7 @@ def _read_vault(folder: Path, terms: Terms) -> _Kept | None:
         ) from None
     # What privacy was spent is not counted here, which needs an extra.
     config = terms.config.model_copy(update={"privacy": None})
-    context = terms.context(terms.no_data(), Cards(terms.file.clients), torch.device("cpu"))
+    context = terms.context(terms.no_data(), Cards(terms.file.clients, terms.plan()), torch.device("cpu"))
     _, facts = describe_run(config, context, terms.row, executor=NETWORK)
     facts = replace(
         facts,

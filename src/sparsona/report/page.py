@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparsona.analysis.answer import answer, differing
 from sparsona.analysis.clients import ClientEffects
 from sparsona.analysis.columns import columns_for
-from sparsona.analysis.curves import drawn_point
+from sparsona.analysis.curves import curves_of, drawn_measure, drawn_point, stops_by
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.figures import FIGURES, Drawn
 from sparsona.analysis.format import plural
@@ -165,7 +165,9 @@ def render_report(
 def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     many = any(len(group.views) > 1 for group in groups)
     band = " Lines are means over seeds; bands reach from the lowest to the highest seed." if many else ""
-    starred = [group for group in groups if drawn_point(group) != group.views[0].point]
+    measure, stopping, drawn_by = views[0].measure, stops_by(views), drawn_measure(views)
+    drawn_groups = group_views([curves_of(view, drawn_by) for view in views])
+    starred = [group for group in drawn_groups if drawn_point(group) != group.views[0].point]
     star = ""
     if starred:
         which = ", ".join(f"{group.label}: {group.views[0].point}" for group in starred)
@@ -175,8 +177,8 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     some = [view for view in views if view.config.get("evaluate") == "participants"]
     changing = " Before the last round, over the clients sampled in it: see the protocol." if some else ""
     few = " Counts that clients tell as few (1 to 4) are left out." if any(view.has_few for view in views) else ""
-    measure = views[0].measure
-    lower = " Lower is better." if measure.better == "low" else ""
+    lower = " Lower is better." if drawn_by.better == "low" else ""
+    stop = f" Patience goes by the {stopping.title} on validation data; curves are on test data." if stopping else ""
     curves = {"by rounds": plots.learning_curves(views)}
     if any(sent for view in views for _, sent in view.cumulative_bytes):
         curves["by bytes sent"] = plots.learning_curves(views, against="bytes")
@@ -186,6 +188,8 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         curves["by local steps"] = plots.learning_curves(views, against="steps")
     if any(view.cumulative_time for view in views):
         curves["by simulated time"] = plots.learning_curves(views, against="time")
+    if drawn_by.name != measure.name:
+        curves[f"{measure.title} by rounds"] = plots.learning_curves(views, metric=measure.name)
     traffic = {
         "bytes as encoded": plots.tradeoff(views),
         "bytes as papers count": plots.tradeoff(views, "paper"),
@@ -201,7 +205,7 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         Chart(
             "curves",
             "Learning curves",
-            f"Mean {measure.title} over clients after each round.{lower}{changing}{band}{star}",
+            f"Mean {drawn_by.title} over clients after each round.{lower}{stop}{changing}{band}{star}",
             curves,
         ),
         Chart(
@@ -218,7 +222,7 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
             "sorted; above 0 it is better off. A mean can improve while some clients lose.",
             _drop_missing({group.label: plots.client_differences(views, i) for i, group in enumerate(groups) if i}),
         ),
-        *_metric_charts(views, many, star),
+        *_metric_charts(views, drawn_by.name, many, star),
         Chart(
             "partition",
             "Who holds what",
@@ -265,8 +269,8 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     return [chart for chart in charts if chart.pictures or any(figure.data for figure in chart.figures.values())]
 
 
-def _metric_charts(views: Sequence[RunView], many: bool, star: str) -> list[Chart]:
-    """Metrics over the rounds, and client by client; what the runs are judged by is drawn already."""
+def _metric_charts(views: Sequence[RunView], drawn: str, many: bool, star: str) -> list[Chart]:
+    """Metrics over the rounds, without the one that is `drawn` already, and client by client."""
     names = dict.fromkeys(name for view in views for name in view.metric_curves if name != view.measure.name)
     titles = {name: TITLES.get(name, name) for name in names}
     each = f"One dot per client{' and seed' if many else ''} that the metric is defined for, at the headline."
@@ -275,7 +279,7 @@ def _metric_charts(views: Sequence[RunView], many: bool, star: str) -> list[Char
             "metrics",
             "Metrics",
             f"The mean over the clients that a metric is defined for, after each round.{star}",
-            {title: plots.metric_curves(views, name) for name, title in titles.items()},
+            {title: plots.learning_curves(views, metric=name) for name, title in titles.items() if name != drawn},
         ),
         Chart(
             "client-metrics",

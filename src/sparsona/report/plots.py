@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from sparsona.analysis.charts import accuracy_by_bytes
-from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
+from sparsona.analysis.curves import common_rounds, curves_of, drawn_measure, drawn_point, spent_by
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import cut, human_bytes
 from sparsona.analysis.groups import Group, group_views, pairs
@@ -42,22 +42,27 @@ SPENT = {
 
 
 def learning_curves(
-    views: Sequence[RunView], against: Literal["rounds", "bytes", "paper bytes", "steps", "time"] = "rounds"
+    views: Sequence[RunView],
+    against: Literal["rounds", "bytes", "paper bytes", "steps", "time"] = "rounds",
+    metric: str | None = None,
 ) -> Figure:
-    """Mean accuracy over clients against completed rounds, bytes sent, local steps or simulated time so far.
-
-    Of a regression, the mean of what it is judged by.
-
-    "paper bytes" are counted as the papers count: four a parameter, masks free.
+    """The mean of a figure over clients against completed rounds, bytes sent, local steps or simulated time so far.
 
     One line per method, the mean over its seeds, in a band from the lowest to the highest seed. A method whose headline
     is measured once, after the last round (fine-tuning), is a line of the model before that and a star.
     A method that sends nothing is a level dotted line against bytes. Every other point that was evaluated over the
     rounds (the global model, the peers' consensus) is a thin dotted line.
+
+    Args:
+        views: the runs.
+        against: what is across; "paper bytes" are counted as the papers count: four a parameter, masks free.
+        metric: what is drawn: "accuracy", "loss", or a metric of the runs, over the clients that it is defined for.
+            None: what they stop by (`patience_metric`), and otherwise what they are judged by.
     """
     figure = _figure(height=400)
+    measure = drawn_measure(views, metric)
+    views = [curves_of(view, measure) for view in views]
     groups = group_views(views)
-    measure = views[0].measure
     is_traffic = against in ("bytes", "paper bytes")
     most = max((sent for view in views for _, sent in getattr(view, SPENT[against])), default=0) if is_traffic else 0
     lines: list[tuple[int, list[float], np.ndarray, list[str], bool]] = []
@@ -196,27 +201,6 @@ def client_accuracies(views: Sequence[RunView]) -> Figure:
     measure = views[0].measure
     figure.update_xaxes(title_text=f"client {html.escape(measure.title)}", ticksuffix=measure.unit)
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
-    return figure
-
-
-def metric_curves(views: Sequence[RunView], name: str) -> Figure:
-    """The mean of a metric over the clients that it is defined for against rounds, one line per method.
-
-    A headline that is measured once, after the last round, is a star, as in `learning_curves`.
-    """
-    figure, measure = _figure(height=340), measure_of_metric(name)
-    for index, group in enumerate(group_views(views)):
-        found = [view.metric_curves.get(name, {}) for view in group.views]
-        at = max(found[0], key=lambda one: (len(found[0][one]), one == group.views[0].point), default=None)
-        curves = [dict(one.get(at, [])) for one in found] if at else [{}]
-        if rounds := common_rounds(curves):
-            values = measure.scale * np.array([[curve[r] for r in rounds] for curve in curves])
-            notes = [f"{at}, round {r}" for r in rounds]
-            _add_line(figure, group, index, rounds, values, notes, unit=measure.unit)
-            if at != group.views[0].point:
-                _add_headline(figure, group, index, measure, found)
-    figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
-    figure.update_yaxes(title_text=f"{html.escape(measure.title)}, mean over clients", ticksuffix=measure.unit)
     return figure
 
 

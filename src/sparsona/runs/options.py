@@ -475,19 +475,19 @@ class RunConfig(Stopping):
     client_lr_scale: Annotated[tuple[_Positive, ...] | dict[_ClientIndex, _Positive], BeforeValidator(_as_values)] = (
         _plan(
             (1.0,),
-            "factor of each client's learning rates, repeated over clients; from Python also a dict by number or name",
+            "factor of each client's learning rates, repeated over clients, or by number or name: {3 = 0.5}",
             condition=True,
         )
     )
     client_epochs: Annotated[tuple[_Count, ...] | dict[_ClientIndex, _Count], BeforeValidator(_as_values)] = _plan(
         (),
-        "each client's own epochs in a round in place of the method's, repeated over clients; from Python also a dict",
+        "each client's own epochs in a round in place of the method's, repeated over clients, or by number or name",
         condition=True,
         cost=True,
     )
     speeds: Annotated[tuple[_Positive, ...] | dict[_ClientIndex, _Positive] | str, BeforeValidator(_as_values)] = _plan(
         (),
-        f"relative speed of each client, repeated over clients, or {LOGNORMAL}, drawn once; from Python also a dict",
+        f"relative speed of each client, repeated over clients, by number or name, or {LOGNORMAL}, drawn once",
         condition=True,
         cost="leave it out: every client is charged as if it made the deadline",
     )
@@ -783,10 +783,7 @@ OF_DATA = in_groups("data", "reading", "sharing")  # what a federation made in P
 
 # What a simulation alone has, why, and what to use on several machines.
 _AS_FAST = ("clients are as fast as they are", "`sparsona server --deadline SECONDS` is for the real time of an answer")
-_ONE_FOR_ALL = ("clients' own rates and epochs are not sent to them", "--lr and --epochs are the same for all clients")
 SIMULATED: dict[str, tuple[str, str]] = {
-    "client_lr_scale": _ONE_FOR_ALL,
-    "client_epochs": _ONE_FOR_ALL,
     "speeds": _AS_FAST,
     "deadline": _AS_FAST,
     "late": _AS_FAST,

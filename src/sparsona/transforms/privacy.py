@@ -259,7 +259,7 @@ def _central_half(
     def add(server: Server, total: PrivateSum, update: Update) -> PrivateSum:
         if total.num == cohort:
             raise SparsonaError(
-                f"more than {cohort} updates in round {total.round.index}",
+                f"more than {cohort} updates in {total.round.title}",
                 expected="as many as are wanted in a round, or fewer: epsilon was computed for those",
             )
         change = clip.send(_moved(update, total.start, models, -1), {}, total.round)[0]
