@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 aten = torch.ops.aten
 LEAST = 1 << 16  # entries from which a kernel of its own is worth it
@@ -56,23 +56,20 @@ VIEWS = {
 _numbers = count()
 
 
-def fuse_flat(module: GraphModule) -> GraphModule:
+def fuse_flat(graph: Graph) -> None:
     """The same computation with fewer passes over flat buffers."""
-    graph = module.graph
     _write_elsewhere(graph)
     for group in _groups(graph):
         _fuse(graph, group)
     graph.eliminate_dead_code(lambda node: node.is_impure() or hasattr(node.target, "source"))  # a kernel writes
-    graph.lint()
-    module.recompile()
-    return module
 
 
 def _write_elsewhere(graph: Graph) -> None:
     for node in graph.nodes:
-        if node.target in IN_PLACE and _is_flat(node) and node.args[0].target in WRITTEN:
-            if len(node.args[0].users) == 1:
-                node.target = IN_PLACE[node.target]
+        if node.target not in IN_PLACE or not _is_flat(node):
+            continue
+        if node.args[0].target in WRITTEN and len(node.args[0].users) == 1:
+            node.target = IN_PLACE[node.target]
 
 
 def _groups(graph: Graph) -> Iterable[list[Node]]:
@@ -274,5 +271,5 @@ def load_kernel(source: str) -> Any:
     name = f"<fused {next(_numbers)}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     space: dict[str, Any] = {"__name__": "sparsona.gpu.fused"}
-    exec(compile(source, name, "exec"), space)  # noqa: S102 (written above: names are our own, constants are numbers)
+    exec(compile(source, name, "exec"), space)
     return space["fused"]

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806  (Triton: what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803  (Triton: what is known when a kernel is compiled is written in capitals)
 """Triton kernels for max pooling without overlap on channels-last tensors.
 
 Needs Triton: only pool_ops imports this, where it meets a CUDA tensor. A program takes a few results and a run of their

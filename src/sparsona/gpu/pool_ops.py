@@ -6,11 +6,11 @@ pass finds the largest again. On a GPU Triton kernels do the work; elsewhere pla
 
 from __future__ import annotations
 
-import operator
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 aten = torch.ops.aten
@@ -72,9 +72,8 @@ POOL = torch.ops.sparsona.max_pool.default
 POOL_BACKWARD = torch.ops.sparsona.max_pool_backward.default
 
 
-def fuse_pools(module: GraphModule) -> GraphModule:
+def fuse_pools(graph: Graph) -> None:
     """A pass over a traced step: max pooling without overlap by the operations above."""
-    graph = module.graph
     for node, size in find_pools(graph).items():
         with graph.inserting_before(node):
             if node.target is aten.max_pool2d_with_indices_backward.default:
@@ -87,9 +86,6 @@ def fuse_pools(module: GraphModule) -> GraphModule:
             found.meta["val"] = one.meta["val"]
             one.replace_all_uses_with(found)
     graph.eliminate_dead_code()
-    graph.lint()
-    module.recompile()
-    return module
 
 
 def find_pools(graph: Graph) -> dict[Node, int]:
@@ -99,15 +95,15 @@ def find_pools(graph: Graph) -> dict[Node, int]:
         size = _square(node.args[0], node.args[1:])
         backwards = [user for item in node.users if item.args[1] == 1 for user in item.users]
         if size is not None and all(user.target is aten.max_pool2d_with_indices_backward.default for user in backwards):
-            found |= {one: size for one in (node, *backwards)}
+            found |= dict.fromkeys((node, *backwards), size)
     return found
 
 
-def _square(x: object, rest: tuple[object, ...]) -> int | None:
+def _square(x: Any, rest: tuple[Any, ...]) -> int | None:
     """The size of the squares, if they are squares, do not overlap, and nothing is added at the edges."""
-    kernel, stride, padding, dilation, ceils = (*rest, *([], [0, 0], [1, 1], False)[len(rest) - 1 :])
-    assert isinstance(x, Node)
-    sizes = {*list(kernel), *list(stride or kernel)}  # type: ignore[call-overload]
-    plain = not any(padding) and set(dilation) == {1} and not ceils  # type: ignore[call-overload]
+    defaults: tuple[Any, ...] = ([], [0, 0], [1, 1], False)
+    kernel, stride, padding, dilation, ceils = (*rest, *defaults[len(rest) - 1 :])
+    sizes = {*kernel, *(stride or kernel)}
+    plain = not any(padding) and set(dilation) == {1} and not ceils
     fits = x.meta["val"].dim() == 4 and x.meta["val"].is_floating_point()
-    return operator.index(sizes.pop()) if len(sizes) == 1 and plain and fits else None
+    return sizes.pop() if len(sizes) == 1 and plain and fits else None

@@ -36,7 +36,11 @@ def fuse_step(module: GraphModule) -> GraphModule:
     for node in module.graph.find_nodes(op="call_function", target=aten.clone.default):
         if node.kwargs.get("memory_format") is torch.channels_last:
             node.target = aten.contiguous.default  # no copy of what a kernel has made channels last
-    return fuse_flat(fuse_weights(fuse_pools(module)))
+    for fuse in (fuse_pools, fuse_weights, fuse_flat):
+        fuse(module.graph)
+    module.graph.lint()
+    module.recompile()
+    return module
 
 
 def is_covered(module: GraphModule) -> bool:

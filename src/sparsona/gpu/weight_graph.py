@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from sparsona.gpu.weight_ops import COLLECT, LAY_OUT
 
@@ -17,9 +17,8 @@ WEIGHT_OF = {aten.convolution.default: 1, aten.convolution_backward.default: 2} 
 ONE_ROW = (aten.view.default, aten.reshape.default, aten.contiguous.default, aten._unsafe_view.default)
 
 
-def fuse_weights(module: GraphModule) -> GraphModule:
+def fuse_weights(graph: Graph) -> None:
     """The same computation with fewer copies."""
-    graph = module.graph
     laid_out: dict[Node, Node] = {}
     for node in list(graph.nodes):
         if node.target in WEIGHT_OF:
@@ -28,9 +27,6 @@ def fuse_weights(module: GraphModule) -> GraphModule:
     for node in graph.find_nodes(op="call_function", target=aten.cat.default):
         _collect(graph, node)
     graph.eliminate_dead_code()
-    graph.lint()
-    module.recompile()
-    return module
 
 
 def _lay_out(graph: Graph, weight: Any, laid_out: dict[Node, Node]) -> Node:
@@ -52,11 +48,11 @@ def _lay_out(graph: Graph, weight: Any, laid_out: dict[Node, Node]) -> Node:
 
 def _collect(graph: Graph, node: Node) -> None:
     """Replace the concatenation of a flat gradient's parts, and the casts and sums before it."""
-    parts = node.args[0]
+    parts: Any = node.args[0]
     value = node.meta["val"]
-    if value.dim() != 1 or value.dtype is not torch.float32 or len(parts) < 2:  # type: ignore[arg-type]
+    if value.dim() != 1 or value.dtype is not torch.float32:
         return
-    found = [_origin(part) for part in parts]  # type: ignore[union-attr]
+    found = [_origin(part) for part in parts]
     with graph.inserting_before(node):
         new = graph.call_function(COLLECT, ([part for part, _ in found], [row for _, row in found], value.numel()))
     new.meta["val"] = value

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806  (Triton: what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803  (Triton: what is known when a kernel is compiled is written in capitals)
 """Triton kernels that change layout and type of weights, and sum the shares of samples in a gradient.
 
 Needs Triton: only weight_ops imports this, where it meets a CUDA tensor.

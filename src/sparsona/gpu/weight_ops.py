@@ -25,8 +25,8 @@ def lay_out(weight: Tensor, half: bool) -> Tensor:
 def collect(parts: Sequence[Tensor], rows: Sequence[int], size: int) -> Tensor:
     """One flat float32 gradient of `size` entries out of its parts, in their order.
 
-    A part whose row is -1 is copied. One whose row is r is [samples, rows, channels], as `group_norm_act_backward` gives
-    it: the sum over the samples of that row is meant.
+    A part whose row is -1 is copied. Of one with another row, [samples, rows, channels] as `group_norm_act_backward`
+    gives it, that row is summed over the samples.
     """
     found = [
         part.float().reshape(-1) if row < 0 else part[:, row].sum(0) for part, row in zip(parts, rows, strict=True)
