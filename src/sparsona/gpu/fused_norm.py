@@ -108,7 +108,8 @@ def _fuse_forward(graph: Graph, node: Node, backwards: list[Node]) -> _Norm:
         args = (x, shift, weight, bias, residual, groups, eps, relu)
         fused = graph.call_function(FORWARD, args)
         y, new_mean, new_rstd = (graph.call_function(operator.getitem, (fused, place)) for place in range(3))
-    y.meta["val"] = x.meta["val"]
+    images = y.meta["val"] = x.meta["val"]
+    new_mean.meta["val"] = new_rstd.meta["val"] = images.new_empty((images.shape[0], groups), dtype=torch.float32)
     mean.replace_all_uses_with(new_mean)
     rstd.replace_all_uses_with(new_rstd)
     _replace(graph, last, y)
@@ -171,8 +172,11 @@ def _fuse_backward(graph: Graph, node: Node, norm: _Norm) -> None:
         dx, dresidual, shares = (graph.call_function(operator.getitem, (fused, item)) for item in range(3))
         total = graph.call_function(aten.sum.dim_IntList, (shares, [0]))
         dweight, dbias = (graph.call_function(aten.select.int, (total, 0, row)) for row in range(2))
-    dx.meta["val"] = dresidual.meta["val"] = norm.x.meta["val"]
-    total.meta["val"] = dweight.meta["val"] = norm.weight.meta["val"]
+    images = dx.meta["val"] = dresidual.meta["val"] = norm.x.meta["val"]
+    rows = 2 if norm.shift is None else 3
+    shares.meta["val"] = images.new_empty((images.shape[0], rows, images.shape[1]), dtype=torch.float32)
+    total.meta["val"] = dweight.meta["val"] = dbias.meta["val"] = norm.weight.meta["val"]
+    total.meta["shares"] = True  # for weight_graph, which sums them on their way to the flat gradient
     _replace(graph, _item(graph, node, 0), dx)
     _item(graph, node, 1).replace_all_uses_with(dweight)
     _item(graph, node, 2).replace_all_uses_with(dbias)
@@ -235,7 +239,7 @@ def _pool_in_half(graph: Graph) -> None:
         arrives = _source(node.args[0])
         with graph.inserting_before(node):
             if _dtype(arrives) is not _dtype(x):
-                arrives = graph.call_function(aten._to_copy.default, (arrives,), {"dtype": _dtype(x)})
+                arrives = _cast_before(graph, arrives, _dtype(x))
             found = graph.call_function(node.target, (arrives, x, *node.args[2:]), node.kwargs)
         found.meta["val"] = x.meta["val"]
         _replace(graph, node, found)
@@ -259,7 +263,8 @@ def _hand_over_images(graph: Graph) -> None:
             if maker.target not in laid_out:
                 with graph.inserting_before(node):  # the compiler makes it part of what computes the image
                     options: dict[str, Any] = {"memory_format": torch.channels_last}
-                    image = graph.call_function(aten.clone.default, (image,), options)
+                    image, before = graph.call_function(aten.clone.default, (image,), options), image
+                image.meta["val"] = before.meta["val"]
             node.update_arg(place, image)
 
 
@@ -286,7 +291,12 @@ def _replace(graph: Graph, old: Node, new: Node) -> None:
 
 def _cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
     with graph.inserting_before(node.next):
-        cast = graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
+        return _cast_before(graph, node, dtype)
+
+
+def _cast_before(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
+    """A cast where nodes are being inserted."""
+    cast = graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
     cast.meta["val"] = node.meta["val"].to(dtype)
     return cast
 

@@ -73,8 +73,9 @@ def build_ahead(context: ClientContext, stacks: bool) -> None:
     method, layout, device = context.method, context.task.layout, context.device
     if device.type != "cuda" or not have_triton():
         return
-    if any(is_worth_compiling(context, phase, stacks) for phase in method.phases):
-        in_background(lambda: import_module("torch._inductor.compile_fx"), device)
+    compiles = stacks and any(is_worth_compiling(context, phase, stacks) for phase in method.phases)
+    needed = "torch._inductor.compile_fx" if compiles else "torch.fx.experimental.proxy_tensor"
+    in_background(lambda: import_module(needed), device)
     if method.cost(layout, context.clients[0], context.plan.round_at(0)).search_flops:
         in_background(lambda: build_kernels(layout.sizes, device), device)
 

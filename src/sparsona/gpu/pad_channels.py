@@ -33,7 +33,7 @@ def pad_few_channels(module: GraphModule) -> GraphModule:
         for item in [user for user in node.users if user.target is operator.getitem and user.args[1] in (0, 1)]:
             with graph.inserting_before(item.next):
                 real = graph.call_function(aten.slice.Tensor, (item, 1, 0, channels))
-            real.meta["val"] = item.meta["val"]
+            real.meta["val"] = item.meta.get("val")  # none for images that need no gradient
             item.replace_all_uses_with(real, delete_user_cb=lambda user, real=real: user is not real)
     graph.lint()
     module.recompile()

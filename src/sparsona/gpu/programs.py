@@ -27,7 +27,8 @@ def compile_program(
 ) -> Program:
     """`function` of these tensors (and of any others of the same shapes), traced and compiled; unchanged on a CPU.
 
-    Without `compiles` it is only traced and its norms fused: for functions that run too rarely to be worth compiling.
+    Kernels of our own cover what networks of convolutions and norms do, as fast as torch's compiler and without its
+    start, which takes longer than many a run. It is used for what they leave, and, without `compiles`, for nothing.
     """
     if examples[0].device.type != "cuda":
         return lambda tensors: function(*tensors)
@@ -35,13 +36,16 @@ def compile_program(
 
     from sparsona.gpu.fused_norm import fuse_group_norms
     from sparsona.gpu.pad_channels import pad_few_channels
+    from sparsona.gpu.step_graph import build_kernels, fuse_step, is_covered
 
     traced = make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*examples)
     if not have_triton():  # kernels cannot be built: the traced function is captured unchanged
         return lambda tensors: list(traced(*tensors))
     graph = pad_few_channels(fuse_group_norms(traced))
-    if not compiles:
-        return lambda tensors: list(graph(*tensors))
+    if not compiles or is_covered(graph):
+        step = fuse_step(graph)
+        build_kernels(step, examples[0].device)
+        return lambda tensors: list(step(*tensors))
     # Kernels of our own are built, and libraries loaded, while the compiler works: copies, since steps write in place.
     copies = [tensor.clone() for tensor in examples]
     in_background(lambda: graph(*copies), examples[0].device)
