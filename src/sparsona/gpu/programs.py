@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sparsona.core.kernels import have_triton
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 Program = Callable[[Sequence[Tensor]], list[Tensor]]
 _underway: list[Thread] = []  # what runs in the background
@@ -32,13 +35,11 @@ def compile_program(
     """
     if examples[0].device.type != "cuda":
         return lambda tensors: function(*tensors)
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     from sparsona.gpu.fused_norm import fuse_group_norms
     from sparsona.gpu.pad_channels import pad_few_channels
     from sparsona.gpu.step_graph import build_kernels, fuse_step, is_covered
 
-    traced = make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*examples)
+    traced = trace(function, examples, decompositions)
     if not have_triton():  # kernels cannot be built: the traced function is captured unchanged
         return lambda tensors: list(traced(*tensors))
     graph = pad_few_channels(fuse_group_norms(traced))
@@ -61,6 +62,19 @@ def compile_program(
     with config.patch(force_layout_optimization=True), tracing(TracingContext(known)):
         compiled: Any = compile_graph(graph, list(examples))
     return lambda tensors: list(compiled(*tensors))
+
+
+def trace(
+    function: Callable[..., list[Tensor]], examples: Sequence[Tensor], decompositions: Mapping[Any, Any] | None = None
+) -> GraphModule:
+    """The operations of `function` on these tensors, as a graph."""
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    # Shapes of results are noted in this mode. Without it torch makes one for each result: half of the time.
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        return make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*examples)
 
 
 def in_background(function: Callable[[], object], device: torch.device) -> None:
