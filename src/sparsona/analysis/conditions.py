@@ -59,8 +59,11 @@ def conditions_sentence(folder: RunFolder, summary: Mapping[str, Any]) -> str:
     config, text = folder.config, ""
     if (scales := _values(config.get("client_lr_scale"))) not in ((), (1.0,)):
         text += f" Clients' learning rates are multiplied by {_range(scales)}."
-    if epochs := _values(config.get("client_epochs")):
-        text += f" Clients have epochs of their own, {_range(epochs)} in a round, in place of the method's."
+    if epochs := _values(given := config.get("client_epochs")):
+        who, rest = "Clients", "in place of the method's"
+        if isinstance(given, Mapping):
+            who, rest = f"{len(given)} of the clients", "the others as many as the method has"
+        text += f" {who} have epochs of their own, {_range(epochs)} in a round, {rest}."
     if (sampler := config.get("sampler", "uniform")) != "uniform":
         how = (
             "by a function from Python" if given_name(sampler) is not None else f"'{sampler}': {SAMPLERS[sampler].text}"

@@ -108,7 +108,8 @@ def by_number(
                 raise SparsonaError(
                     f"{option} of client '{clean_name(key)}'",
                     expected="clients by number, from 0: names are known where a federation is passed",
-                    hint=f"write {option}={{0: ...}}, or pass the data as a federation",
+                    hint=f"by number: {option}={{0: ...}} in Python, --set '{option}={{0 = ...}}' in a shell; "
+                    "`sparsona data show` lists the clients",
                 )
             client = find_client(key, names, num_clients)
         if client in found:
