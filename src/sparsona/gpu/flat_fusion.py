@@ -39,6 +39,7 @@ WRITTEN: dict[Any, str] = {
     aten.ne.Scalar: "{0} != {1}",
     aten.detach.default: "{0}",
 }
+COMPARED = (aten.gt.Scalar, aten.ne.Scalar, aten.detach.default)
 # Operations in place on a new tensor that nothing else reads are those operations.
 IN_PLACE = {
     aten.add_.Tensor: aten.add.Tensor,
@@ -68,7 +69,10 @@ def _write_elsewhere(graph: Graph) -> None:
     for node in graph.nodes:
         if node.target not in IN_PLACE or not _is_flat(node):
             continue
-        if node.args[0].target in WRITTEN and len(node.args[0].users) == 1:
+        target: Any = node.args[0]
+        is_new = target.target in WRITTEN and target.target not in VIEWS
+        kinds = {one.meta["val"].dtype for one in node.all_input_nodes if one.meta["val"].dim()}
+        if is_new and len(target.users) == 1 and kinds == {torch.float32}:  # other types would change the result's
             node.target = IN_PLACE[node.target]
 
 
@@ -102,9 +106,13 @@ def _is_fusible(node: Node) -> bool:
         return False
     if node.meta["val"].dtype not in (torch.float32, torch.bool) or set(node.kwargs) - {"alpha", "value"}:
         return False
+    if node.meta["val"].dtype is torch.bool and node.target not in COMPARED:  # True + True is True, and not 2
+        return False
     tensors = [arg for arg in node.args if isinstance(arg, Node)]
     if not all(isinstance(arg, Node) or _is_finite(arg) for arg in (*node.args, *node.kwargs.values())):
         return False
+    if any(one.meta["val"].device != node.meta["val"].device for one in tensors):
+        return False  # a number on the host
     size = node.meta["val"].numel()
     kinds = (torch.float32, torch.bool)
     return all(
@@ -133,11 +141,13 @@ def _fuse(graph: Graph, group: list[Node]) -> None:
         for user in node.users
         if user.target is aten.copy_.default and user.args[1] is node
     }
-    after = max(places[one] for one in given)
+    after = max(places[one] for one in (*given, *group))
     others = [places[user] for node in leaving for user in node.users if user not in inside and user not in copies]
-    before = min(others, default=len(places) - 1)
+    # Results are needed, or memory that is read here changes: the kernel must have run.
+    writes = [places[one] for one in graph.nodes if writes_memory(one) and places[one] > places[lines[0]]]
+    before = min(*others, *writes, len(places) - 1)
     if after >= before:
-        return  # something in between needs a part of the results
+        return  # something in between needs a part of the results, or changes what is read
     taken = {copy: node for copy, node in copies.items() if _may_write(copy, places, before, inside)}
     stored = [node for node in leaving if any(user not in inside and user not in taken for user in node.users)]
     buffers = [one for one in given if not _is_number(one)]
@@ -156,6 +166,13 @@ def _fuse(graph: Graph, group: list[Node]) -> None:
         graph.erase_node(copy)
 
 
+def writes_memory(node: Node) -> bool:
+    """Whether a node changes tensors that it is given."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return bool(node.target._schema.is_mutable)
+    return hasattr(node.target, "source") and bool(node.args[2])
+
+
 def _own_numbers(wanted: list[Node], inside: set[Node]) -> list[Node]:
     """Numbers computed by operations we can write, whose results are used in here alone."""
     found: dict[Node, None] = {}
@@ -167,7 +184,8 @@ def _own_numbers(wanted: list[Node], inside: set[Node]) -> list[Node]:
             and one.target in (*WRITTEN, aten.clamp.default)
             and one.meta["val"].dtype is torch.float32
             and all(user in inside or user in found for user in one.users)
-            and all(_is_number(arg) for arg in one.all_input_nodes)
+            and all(_is_number(arg) and arg.meta["val"].device == one.meta["val"].device for arg in one.all_input_nodes)
+            and all(isinstance(arg, Node) or arg is None or _is_finite(arg) for arg in one.args)
         ]
         if not more:
             return list(found)

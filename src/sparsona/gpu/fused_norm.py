@@ -79,7 +79,9 @@ def _write_elsewhere(graph: Graph) -> None:
     """Images are scaled in place, which is fast on a CPU; here that becomes an operation out of place."""
     for node in graph.nodes:
         if node.target in IN_PLACE and node.args[0].target in MAKES_NEW and len(node.args[0].users) == 1:
-            node.target = IN_PLACE[node.target]
+            kinds = {_dtype(one) for one in node.all_input_nodes if _dim(one) > 0}
+            if kinds == {_dtype(node)}:  # other types would change the result's
+                node.target = IN_PLACE[node.target]
 
 
 def _is_pure(node: Node) -> bool:

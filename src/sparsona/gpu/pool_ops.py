@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 aten = torch.ops.aten
+MOST = 4  # pixels across a square: the kernels have a line for each pixel
 
 
 @torch.library.custom_op("sparsona::max_pool", mutates_args=())
@@ -106,4 +107,4 @@ def _square(x: Any, rest: tuple[Any, ...]) -> int | None:
     sizes = {*kernel, *(stride or kernel)}
     plain = not any(padding) and set(dilation) == {1} and not ceils
     fits = x.meta["val"].dim() == 4 and x.meta["val"].is_floating_point()
-    return sizes.pop() if len(sizes) == 1 and plain and fits else None
+    return sizes.pop() if len(sizes) == 1 and plain and fits and max(sizes) <= MOST else None

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
-from sparsona.gpu.flat_fusion import VIEWS, fuse_flat
+from sparsona.gpu.flat_fusion import VIEWS, fuse_flat, writes_memory
 from sparsona.gpu.norm_ops import BACKWARD, FORWARD
 from sparsona.gpu.pool_ops import find_pools, fuse_pools
 from sparsona.gpu.weight_graph import fuse_weights
@@ -33,14 +33,29 @@ PRODUCTS = {
 
 def fuse_step(module: GraphModule) -> GraphModule:
     """The same computation with fewer kernels, in a graph whose norms have been fused."""
-    for node in module.graph.find_nodes(op="call_function", target=aten.clone.default):
-        if node.kwargs.get("memory_format") is torch.channels_last:
-            node.target = aten.contiguous.default  # no copy of what a kernel has made channels last
-    for fuse in (fuse_pools, fuse_weights, fuse_flat):
-        fuse(module.graph)
-    module.graph.lint()
+    graph = module.graph
+    if _takes_any_layout(graph):
+        for node in graph.find_nodes(op="call_function", target=aten.clone.default):
+            only_read = all(user.target in PRODUCTS for user in node.users)
+            if node.kwargs.get("memory_format") is torch.channels_last and only_read:
+                node.target = aten.contiguous.default  # no copy of what a kernel has made channels last
+        fuse_pools(graph)
+        fuse_weights(graph)
+    fuse_flat(graph)
+    graph.lint()
     module.recompile()
     return module
+
+
+def _takes_any_layout(graph: Graph) -> bool:
+    """Whether images may have another layout than they were traced with, and weights may be copied beforehand.
+
+    Where norms were fused, nothing depends on the layout of images any more. Weights must not change between the first
+    and the last use of a copy: what is written comes after all convolutions, as it does in a step.
+    """
+    nodes = list(graph.nodes)
+    last = max((place for place, node in enumerate(nodes) if node.target in PRODUCTS), default=0)
+    return any(node.target is FORWARD for node in nodes) and not any(map(writes_memory, nodes[:last]))
 
 
 def is_covered(module: GraphModule) -> bool:
@@ -49,6 +64,8 @@ def is_covered(module: GraphModule) -> bool:
     By the entries of images (and of anything else with two dimensions or more) that other operations make: a rule of
     the network and its batch, so that a run and its continuation decide alike.
     """
+    if not _takes_any_layout(module.graph):
+        return False
     pools = set(find_pools(module.graph))
     covered = left = 0
     for node in module.graph.nodes:

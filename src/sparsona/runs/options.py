@@ -475,19 +475,19 @@ class RunConfig(Stopping):
     client_lr_scale: Annotated[tuple[_Positive, ...] | dict[_ClientIndex, _Positive], BeforeValidator(_as_values)] = (
         _plan(
             (1.0,),
-            "factor of each client's learning rates, repeated over clients, or by number or name: {3 = 0.5}",
+            "factor of each client's learning rates, repeated over clients, or by number (Python: or name): {3 = 0.5}",
             condition=True,
         )
     )
     client_epochs: Annotated[tuple[_Count, ...] | dict[_ClientIndex, _Count], BeforeValidator(_as_values)] = _plan(
         (),
-        "each client's own epochs in a round in place of the method's, repeated over clients, or by number or name",
+        "each client's own epochs in a round, repeated over clients, or by number (in Python also name): {3 = 1}",
         condition=True,
         cost=True,
     )
     speeds: Annotated[tuple[_Positive, ...] | dict[_ClientIndex, _Positive] | str, BeforeValidator(_as_values)] = _plan(
         (),
-        f"relative speed of each client, repeated over clients, by number or name, or {LOGNORMAL}, drawn once",
+        f"relative speed of each client, repeated over clients, by number (Python: or name), or {LOGNORMAL}, drawn once",
         condition=True,
         cost="leave it out: every client is charged as if it made the deadline",
     )
