@@ -487,7 +487,7 @@ class RunConfig(Stopping):
     )
     speeds: Annotated[tuple[_Positive, ...] | dict[_ClientIndex, _Positive] | str, BeforeValidator(_as_values)] = _plan(
         (),
-        f"relative speed of each client, repeated over clients, by number (Python: or name), or {LOGNORMAL}, drawn once",
+        f"relative speed of each client, repeated over clients, by number (Python: or name), or {LOGNORMAL}, drawn",
         condition=True,
         cost="leave it out: every client is charged as if it made the deadline",
     )
