@@ -5,14 +5,11 @@ Without a GPU the kernels run in Triton's interpreter; without Triton they are n
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from by_triton import check_in_interpreter, needs_gpu, needs_triton, on_gpu
 from torch.nn import functional as F
 
 from sparsona.gpu import norm_ops
@@ -124,25 +121,12 @@ def check_kernels():
     check(norm_ops.forward_by_triton, norm_ops.backward_by_triton, [(1, 12, 7, 5, 3), (1, 20, 5, 5, 2)], [])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
 def test_kernels():
-    if torch.cuda.is_available():
-        pytest.skip("the kernels are meant for the GPU there: see test_kernels_on_a_gpu")
-    here = os.path.dirname(__file__)
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", "import test_norm_ops; test_norm_ops.check_kernels()"]
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_in_interpreter("test_norm_ops")
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@needs_gpu
 def test_kernels_on_a_gpu():
-    def on_gpu(operation):
-        def call(*args):
-            moved = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
-            return [result.cpu() for result in operation(*moved)]
-
-        return call
-
     check(on_gpu(norm_ops.group_norm_act), on_gpu(norm_ops.group_norm_act_backward), [*SHAPES, (3, 64, 20, 20, 1)])

@@ -5,15 +5,13 @@ Without a GPU the kernels run in Triton's interpreter; without Triton they are n
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from by_triton import check_in_interpreter, needs_gpu, needs_triton, on_gpu
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
@@ -337,28 +335,15 @@ def check_kernels():
     check_step()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
 def test_kernels():
-    if torch.cuda.is_available():
-        pytest.skip("the kernels are meant for the GPU there: see test_kernels_on_a_gpu")
-    here = os.path.dirname(__file__)
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", "import test_step_kernels; test_step_kernels.check_kernels()"]
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_in_interpreter("test_step_kernels")
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@needs_gpu
 def test_kernels_on_a_gpu():
-    def on_gpu(operation):
-        def call(*args):
-            moved = torch.utils._pytree.tree_map(lambda a: a.cuda() if isinstance(a, torch.Tensor) else a, args)
-            return operation(*moved).cpu()
-
-        return call
-
-    check_weights(on_gpu(weight_ops.lay_out), on_gpu(lambda parts, rows, size: weight_ops.collect(parts, rows, size)))
+    check_weights(on_gpu(weight_ops.lay_out), on_gpu(weight_ops.collect))
     check_pools(on_gpu(pool_ops.max_pool), on_gpu(pool_ops.max_pool_backward))
     inputs = update_inputs()
     graph, _ = fused_update([value.cuda() for value in inputs])
@@ -368,7 +353,7 @@ def test_kernels_on_a_gpu():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@needs_gpu
 @pytest.mark.parametrize("model", ["vgg11", "resnet18"])
 def test_large_networks_agree_with_serial_on_a_gpu(model):
     """All kernels in a whole round, momentum and masks included, in float32; and none of it asked for the compiler."""

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from sparsona.gpu.traced import write_elsewhere
+
 aten = torch.ops.aten
 LEAST = 1 << 16  # entries from which a kernel of its own is worth it
 BLOCK = 1024
@@ -40,14 +42,6 @@ WRITTEN: dict[Any, str] = {
     aten.detach.default: "{0}",
 }
 COMPARED = (aten.gt.Scalar, aten.ne.Scalar, aten.detach.default)
-# Operations in place on a new tensor that nothing else reads are those operations.
-IN_PLACE = {
-    aten.add_.Tensor: aten.add.Tensor,
-    aten.sub_.Tensor: aten.sub.Tensor,
-    aten.mul_.Tensor: aten.mul.Tensor,
-    aten.div_.Tensor: aten.div.Tensor,
-    aten.addcmul_.default: aten.addcmul.default,
-}
 VIEWS = {
     aten.detach.default, aten.split_with_sizes.default, aten.view.default, aten.t.default, aten.select.int,
     aten.slice.Tensor, aten.as_strided.default, aten.reshape.default, aten.permute.default, aten.expand.default,
@@ -59,21 +53,10 @@ _numbers = count()
 
 def fuse_flat(graph: Graph) -> None:
     """The same computation with fewer passes over flat buffers."""
-    _write_elsewhere(graph)
+    write_elsewhere(graph)
     for group in _groups(graph):
         _fuse(graph, group)
     graph.eliminate_dead_code(lambda node: node.is_impure() or hasattr(node.target, "source"))  # a kernel writes
-
-
-def _write_elsewhere(graph: Graph) -> None:
-    for node in graph.nodes:
-        if node.target not in IN_PLACE or not _is_flat(node):
-            continue
-        target: Any = node.args[0]
-        is_new = target.target in WRITTEN and target.target not in VIEWS
-        kinds = {one.meta["val"].dtype for one in node.all_input_nodes if one.meta["val"].dim()}
-        if is_new and len(target.users) == 1 and kinds == {torch.float32}:  # other types would change the result's
-            node.target = IN_PLACE[node.target]
 
 
 def _groups(graph: Graph) -> Iterable[list[Node]]:

@@ -18,6 +18,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from sparsona.gpu.norm_ops import BACKWARD, FORWARD
+from sparsona.gpu.traced import is_cast, maker, write_elsewhere
 
 aten = torch.ops.aten
 HALF = (torch.bfloat16, torch.float16)
@@ -41,7 +42,7 @@ class _Norm:
 def fuse_group_norms(module: GraphModule) -> GraphModule:
     """The same computation with fewer kernels. A graph that writes into its images is returned unchanged."""
     graph = module.graph
-    _write_elsewhere(graph)
+    write_elsewhere(graph)
     if not any(_can_fuse(node) for node in graph.nodes) or not all(_is_pure(node) for node in graph.nodes):
         return module
     _drop_detached(graph)
@@ -68,20 +69,6 @@ def _can_fuse(node: Node) -> bool:
         return False
     x = node.args[0].meta["val"]  # type: ignore[union-attr]
     return x.dim() == 4 and x.dtype is torch.float32 and x.numel() > 0
-
-
-# Results of these are new tensors with one user: writing into them in place has no side effect.
-MAKES_NEW = (aten._to_copy.default, aten.mul.Tensor, aten.sub.Tensor)
-IN_PLACE = {aten.mul_.Tensor: aten.mul.Tensor, aten.sub_.Tensor: aten.sub.Tensor}
-
-
-def _write_elsewhere(graph: Graph) -> None:
-    """Images are scaled in place, which is fast on a CPU; here that becomes an operation out of place."""
-    for node in graph.nodes:
-        if node.target in IN_PLACE and node.args[0].target in MAKES_NEW and len(node.args[0].users) == 1:
-            kinds = {_dtype(one) for one in node.all_input_nodes if _dim(one) > 0}
-            if kinds == {_dtype(node)}:  # other types would change the result's
-                node.target = IN_PLACE[node.target]
 
 
 def _is_pure(node: Node) -> bool:
@@ -216,7 +203,7 @@ def _give_bias(graph: Graph, node: Node, dx: Node, total: Node) -> None:
         found.replace_all_uses_with(dshift)
         return
     for user in list(found.users):  # it was rounded to bf16 on its way to the float32 parameter
-        if _is_cast(user) and _dtype(user) is _dtype(dshift):
+        if is_cast(user) and _dtype(user) is _dtype(dshift):
             user.replace_all_uses_with(dshift)
     _replace(graph, found, _cast(graph, dshift, _dtype(found)))
 
@@ -261,8 +248,7 @@ def _hand_over_images(graph: Graph) -> None:
             if not isinstance(arg, Node) or _dim(arg) != 4:
                 continue
             image = _source(arg)
-            maker: Any = image.args[0] if image.target is operator.getitem else image
-            if maker.target not in laid_out:
+            if maker(image).target not in laid_out:
                 with graph.inserting_before(node):  # the compiler makes it part of what computes the image
                     options: dict[str, Any] = {"memory_format": torch.channels_last}
                     image, before = graph.call_function(aten.clone.default, (image,), options), image
@@ -284,7 +270,7 @@ def _replace(graph: Graph, old: Node, new: Node) -> None:
     for user in list(old.users):
         if kind is _dtype(old):
             user.replace_input_with(old, new)
-        elif _is_cast(user) and _dtype(user) is kind:
+        elif is_cast(user) and _dtype(user) is kind:
             user.replace_all_uses_with(new)
         else:
             wide = wide or _cast(graph, new, _dtype(old))
@@ -306,19 +292,10 @@ def _cast_before(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
 def _source(node: Node) -> Node:
     """The origin of a node, before copies to another layout and lossless casts."""
     while True:
-        widens = _is_cast(node) and _dtype(node) is torch.float32 and _dtype(node.args[0]) in HALF
+        widens = is_cast(node) and _dtype(node) is torch.float32 and _dtype(node.args[0]) in HALF
         if not widens and node.target is not aten.clone.default:
             return node
         node = node.args[0]  # type: ignore[assignment]
-
-
-def _is_cast(node: Node) -> bool:
-    """Whether a node changes the type alone."""
-    if node.target is not aten._to_copy.default or node.kwargs.get("layout") not in (None, torch.strided):
-        return False
-    device = node.kwargs.get("device")
-    here = node.args[0].meta["val"].device  # type: ignore[union-attr]
-    return node.kwargs.get("memory_format") is None and (device is None or torch.device(device) == here)  # type: ignore[arg-type]
 
 
 def _adds_images(node: Node) -> bool:

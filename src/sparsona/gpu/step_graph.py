@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from sparsona.gpu.flat_fusion import VIEWS, fuse_flat, writes_memory
 from sparsona.gpu.norm_ops import BACKWARD, FORWARD
 from sparsona.gpu.pool_ops import find_pools, fuse_pools
+from sparsona.gpu.traced import maker
 from sparsona.gpu.weight_graph import fuse_weights
 from sparsona.gpu.weight_ops import LAY_OUT
 
@@ -72,17 +73,13 @@ def is_covered(module: GraphModule) -> bool:
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dim() < 2:
             continue
-        if _maker(node).target in PRODUCTS or _maker(node) in pools:
+        if maker(node).target in PRODUCTS or maker(node) in pools:
             covered += value.numel()
-        elif node.target is aten.clone.default and _maker(node.args[0]) in pools:
+        elif node.target is aten.clone.default and maker(node.args[0]) in pools:
             continue  # our pooling has the layout that is asked for
-        elif _maker(node).target not in VIEWS and not _is_weight(node):
+        elif maker(node).target not in VIEWS and not _is_weight(node):
             left += value.numel()
     return left <= LEFT * covered
-
-
-def _maker(node: Any) -> Node:
-    return node.args[0] if node.target is operator.getitem else node
 
 
 def build_kernels(module: GraphModule, device: torch.device) -> None:
@@ -126,6 +123,6 @@ def _is_weight(node: Node) -> bool:
         return False
     before: Any = node.args[0]
     is_gradient = before.target is operator.getitem and before.args[1] == 1
-    return (is_gradient and _maker(before).target is aten.convolution_backward.default) or (
+    return (is_gradient and maker(before).target is aten.convolution_backward.default) or (
         before.target is aten.view.default and before.args[0].target is operator.getitem
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from sparsona.gpu.traced import is_cast
 from sparsona.gpu.weight_ops import COLLECT, LAY_OUT
 
 aten = torch.ops.aten
@@ -36,10 +37,11 @@ def _lay_out(graph: Graph, weight: Any, laid_out: dict[Node, Node]) -> Node:
     value = weight.meta["val"]
     if value.dim() != 4:
         return weight
-    is_half = value.dtype is torch.bfloat16
-    source = weight.args[0] if is_half and _casts(weight, torch.float32) else weight
-    if is_half and source is weight:
-        return weight  # made of something else than float32: its layout is left to torch
+    source, is_half = weight, value.dtype is torch.bfloat16
+    if is_half:
+        source = weight.args[0]
+        if not is_cast(weight) or source.meta["val"].dtype is not torch.float32:
+            return weight  # its layout is left to torch
     with graph.inserting_before(weight.next):
         laid_out[weight] = graph.call_function(LAY_OUT, (source, is_half))
     laid_out[weight].meta["val"] = value
@@ -68,13 +70,6 @@ def _origin(part: Node) -> tuple[Node, int]:
         total = node.args[0]
         if total.target is aten.sum.dim_IntList and total.args[1] == [0] and total.meta.get("shares") is not None:
             return total.args[0], node.args[2]
-    if _casts(node, torch.bfloat16):
+    if is_cast(node) and node.args[0].meta["val"].dtype is torch.bfloat16:
         node = node.args[0]
     return node, -1
-
-
-def _casts(node: Any, source: torch.dtype) -> bool:
-    """Whether a node changes the type alone, from this one."""
-    if node.target is not aten._to_copy.default or node.kwargs.get("memory_format") is not None:
-        return False
-    return node.args[0].meta["val"].dtype is source and node.args[0].meta["val"].device == node.meta["val"].device
