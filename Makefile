@@ -21,7 +21,7 @@ define environment
 	$(1)/bin/python -m compileall -qq -j 0 -x '/($(RARE))/' $(1)/lib || true
 endef
 
-.PHONY: help setup lock sbom run picture quick test test-all test-cluster test-flower fuzz lint check format docs notebooks bench clean
+.PHONY: help setup lock sbom run picture quick test test-all test-cluster test-flower test-kernels fuzz lint check format docs notebooks bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:.*  ## /\t/' | expand -t 14
@@ -78,6 +78,14 @@ test-flower: .venv-test-flower/ready  ## a run through Flower, in an environment
 	.venv-test-flower/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-test-flower/constraints.txt --build-constraint constraints.txt -e ".[dev,flower]"
 	touch $@
 
+test-kernels: .venv-kernels/ready  ## the kernels for GPUs, without one: in Triton's interpreter, and built for an H100
+	PYTHONPATH=$(CURDIR)/.venv-kernels $(BIN)/python -m pytest $(TWO) tests/gpu
+
+.venv-kernels/ready: .venv/ready constraints-kernels.txt
+	rm -rf .venv-kernels
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv-kernels -c constraints-kernels.txt triton
+	touch $@
+
 FUZZ ?= 1000000
 fuzz: setup  ## mutated messages for the decoder and the gate: a million, or FUZZ=10000000; 2,000 bad command lines
 	$(BIN)/python tests/wire/test_fuzz.py $(FUZZ)
@@ -111,4 +119,4 @@ bench: setup  ## the engine against a bare loop, what dropped filters save, a ro
 	$(BIN)/python benchmarks/draw.py benchmarks/results/compare.json docs/performance.md
 
 clean:  ## remove what make made
-	rm -rf .venv .venv-cluster .venv-test-flower docs/_build sbom.cdx.json
+	rm -rf .venv .venv-cluster .venv-test-flower .venv-kernels docs/_build sbom.cdx.json

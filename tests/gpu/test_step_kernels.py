@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from by_triton import check_in_interpreter, needs_gpu, needs_triton, on_gpu
+from by_triton import BY_TRITON, check_in_interpreter, needs_gpu, needs_triton, on_gpu
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
@@ -22,7 +22,7 @@ from sparsona.executors import numeric_mode
 from sparsona.executors.graphed import Graphed
 from sparsona.executors.serial import Serial
 from sparsona.experiment.build import make_config, make_context
-from sparsona.gpu import norm_ops, pool_ops, weight_ops
+from sparsona.gpu import pool_ops, weight_ops
 from sparsona.gpu.flat_fusion import fuse_flat, load_kernel
 from sparsona.gpu.fused_norm import fuse_group_norms
 from sparsona.gpu.pool_ops import POOL, POOL_BACKWARD, fuse_pools
@@ -286,18 +286,10 @@ def test_a_step_with_all_passes_is_the_same_step():
 
 def check_step():
     """The whole step by its kernels, each where the graph has put it."""
-    by_triton = {
-        LAY_OUT: weight_ops.lay_out_by_triton,
-        COLLECT: weight_ops.collect_by_triton,
-        POOL: pool_ops.pool_by_triton,
-        POOL_BACKWARD: pool_ops.backward_by_triton,
-        norm_ops.FORWARD: norm_ops.forward_by_triton,
-        norm_ops.BACKWARD: norm_ops.backward_by_triton,
-    }
     flat, x = drawn(SIZE), drawn(2, 16, 4, 4)
     graph = fuse_step(fuse_group_norms(make_fx(step)(flat.clone(), x)))
     for node in graph.graph.nodes:
-        node.target = by_triton.get(node.target, node.target)
+        node.target = BY_TRITON.get(node.target, node.target)
         if hasattr(node.target, "source"):
             node.target.kernel.append(load_kernel(node.target.source))
     graph.recompile()
