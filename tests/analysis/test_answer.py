@@ -62,6 +62,20 @@ def test_seeds_that_leave_it_open(make_view: MakeView) -> None:
     assert "not clearly" not in answer(clear)
 
 
+def test_equal_results_are_said_to_be_equal(make_view: MakeView) -> None:
+    views = [
+        with_result(make_view("FedAvg"), 0.8, 1000),
+        with_result(make_view("FedAvg-FT"), 0.9, 1000),
+        with_result(make_view("FedSpa (DST)"), 0.9, 500),
+    ]
+    one_seed = " (one seed: no spread is known)."
+    text = "FedSpa (DST) and FedAvg-FT serve clients equally well, 90.0%; FedSpa (DST) sends least, 500 B" + one_seed
+    assert answer(views) == answer(views[::-1]) == text
+    same = [with_result(view, view.summary["accuracy"]["mean"], 1000) for view in views]
+    assert answer(same).endswith("equally well, 90.0%; next is FedAvg, 80.0%" + one_seed)
+    assert answer([with_result(view, 0.9, 0) for view in views[:2]]).endswith("equally well, 90.0%" + one_seed)
+
+
 def test_one_run_and_none(make_view: MakeView) -> None:
     text = answer([with_result(make_view("FedAvg"), 0.5, 2000)])
     assert text == "FedAvg serves clients with 50.0% on average, 2.00 kB sent."

@@ -136,6 +136,10 @@ def test_commands_print_what_was_and_what_would_be_spent(private_run):
     said = " ".join(CliRunner().invoke(cli, [*args, "--epsilon", "3"]).output.split())
     assert f"Epsilon 3 was given, and the noise was found for it: {found['noise']:g} is the least" in said
     assert f"--privacy central:noise={found['noise']:g}" in said
+    many = ["privacy", "--clients", "20", "--per-round", "20", "--rounds", "200000", "--epsilon", "1"]
+    noise = json.loads(CliRunner().invoke(cli, [*many, "--json"]).output)["noise"]
+    assert noise > 1000  # to three decimals that is more than six digits
+    assert CliRunner().invoke(cli, many).output.split()[-1] == f"central:noise={noise}"
     said = CliRunner().invoke(cli, [*args, "--epsilon", "3", "--privacy", "local:delta=1e-6"]).output
     assert " --privacy local:delta=1e-6,noise=" in " ".join(said.split())
     both = CliRunner().invoke(cli, [*args, "--epsilon", "3", "--privacy", "local:noise=2"])

@@ -359,6 +359,15 @@ def test_the_data_gives_what_is_not_said():
     )
 
 
+def test_what_is_charged_stands_below_several_methods():
+    words = "examples a client (50,000 published training examples / 50 clients, none held out"
+    said = CliRunner().invoke(cli, ["cost", "fedavg", "fedspa", "--data", "cifar10", "--clients", "50"]).output
+    assert " ".join(said.split()).count(f"1,000 rounds, 10 of 50 clients in each, 1,000 {words}") == 1
+    said = CliRunner().invoke(cli, ["cost", "fedavg", "dispfl", "--data", "cifar10", "--clients", "50"]).output
+    assert f"fedavg: 1,000 rounds, 10 of 50 clients in each, 1,000 {words}" in " ".join(said.split())
+    assert f"dispfl: 1,000 rounds, 50 of 50 clients in each, 1,000 {words}" in " ".join(said.split())
+
+
 def test_where_the_number_of_examples_comes_from():
     words = "50,000 published training examples / 50 clients, none held out for validation or testing"
     assert cost("fedavg", data="cifar10", clients=50).samples_from == words

@@ -278,7 +278,7 @@ def test_an_update_that_assumes_another_mask_is_refused_and_the_run_goes_on(tmp_
     assert reasons[3].startswith("not asked")
     assert heard.count("site-1 is not asked: its last 3 answers were refused") == 1
     told = [text.partition(": refused: ")[0] for text in heard if ": refused: " in text]
-    assert told == [f"site-1 in round {number}" for number in (1, 2, 3)]  # as everywhere, the first is round 1
+    assert told == [f"site-1, round {number}" for number in (1, 2, 3)]  # as everywhere, the first is round 1
     assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}
     assert [refusals_in_a_row(records, completed) for completed in (0, 2, 5)] == [{}, {1: 2}, {1: 3}]
     again = Network(network.terms, in_memory({}), network.connection.signer, network.connection.verifier)
@@ -391,6 +391,14 @@ def test_what_a_client_says_of_itself_must_be_possible(tmp_path, change, reason)
     assert reason in records.failures()[0].reason
     assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}
     assert run.report(tmp_path / "page.html").exists()
+
+
+def test_a_refusal_in_final_tuning_is_not_said_to_be_in_a_round(tmp_path):
+    options = {"method": "fedavg-ft", "tune_epochs": 1, "per_round": 4, "rounds": 1}
+    network, _, heard = start(tmp_path, handles=lie_about(with_result(count=1, correct=0)), **options)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    play_network(network, tmp_path / "run")
+    assert [text for text in heard if "refused" in text] == ["site-1, after round 1: refused: a result of 1 examples"]
 
 
 def test_a_vault_has_one_owner_at_a_time(tmp_path):

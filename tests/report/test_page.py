@@ -263,6 +263,7 @@ def test_curves_are_of_what_a_run_stops_by(make_view: MakeView) -> None:
     view = dataclasses.replace(
         view,
         config={**view.config, "patience": 2, "patience_metric": "f1"},
+        patience_name="f1",
         metric_curves={"f1": {view.point: [(1, 0.25), (2, 0.5)]}},
         metrics={"f1": np.full(20, 0.5)},
         loss_curves={view.point: [(1, 2.0), (2, 1.5)]},
@@ -285,6 +286,23 @@ def test_curves_are_of_what_a_run_stops_by(make_view: MakeView) -> None:
     assert plots.learning_curves([dataclasses.replace(view, metric_curves={})]).layout.yaxis.title.text[:3] == "acc"
     other = dataclasses.replace(view, config={**view.config, "patience_metric": "loss"})
     assert plots.learning_curves([view, other]).layout.yaxis.title.text[:3] == "acc"
+
+
+def test_what_patience_goes_by_is_drawn_beside_what_is_judged(make_view: MakeView) -> None:
+    view = make_view()
+    config = {**view.config, "patience": 2}
+    view = dataclasses.replace(view, config=config, patience_name="accuracy", patience_curve=[(1, 0.5), (2, 0.75)])
+    line, validation = plots.learning_curves([view]).data
+    assert line.name == "FedSpa (RSM)"
+    assert (validation.name, list(validation.y)) == ("FedSpa (RSM), validation", [50, 75])
+    assert validation.customdata[0] == "accuracy on validation data, by which a run with patience stops, round 1"
+    assert "the accuracy on validation data: the thin dotted line. Other curves" in render_report([view])
+    other = dataclasses.replace(view, title="Other", method="other")
+    shown = {trace.name: trace.visible for trace in plots.learning_curves([view, other]).data}
+    assert shown["FedSpa (RSM), validation"] == "legendonly"  # of several methods they would be too many lines
+    assert "which a click in the legend shows. Other curves" in render_report([view, other])
+    by_loss = dataclasses.replace(view, loss_curves={view.point: [(1, 2.0), (2, 1.5)]})
+    assert len(plots.learning_curves([by_loss], metric="loss").data) == 1
 
 
 def test_every_point_that_was_evaluated_over_the_rounds_is_drawn(make_view: MakeView) -> None:

@@ -72,9 +72,21 @@ def answer(views: Sequence[RunView]) -> str:
     if not found:
         return ""
     measure = found[0].measure
-    found = sorted((one for one in found if one.measure == measure), key=lambda one: -measure.sign * one.score)
-    best, others = found[0], found[1:]
+    found = sorted(
+        (one for one in found if one.measure == measure), key=lambda one: (-measure.sign * one.score, one.sent)
+    )
+    best = found[0]  # of equal ones the one that sends least
+    equal = [one for one in found if one.score == best.score]
+    others = found[len(equal) :]
     unit = "" if measure == ACCURACY else f" ({measure.title})"
+    if len(equal) > 1:
+        *first, last = (one.group.label for one in equal)
+        text = f"{join_labels(first)} and {last} serve clients equally well, {best.text}{unit}"
+        if best.sent < equal[1].sent:
+            text += f"; {best.group.label} sends " + (f"least, {human_bytes(best.sent)}" if best.sent else "nothing")
+        elif others:
+            text += f"; next is {others[0].group.label}, {others[0].text}"
+        return text + _seeds(found)
     if not others:
         sent = f"{human_bytes(best.sent)} sent" if best.sent else "nothing sent"
         return f"{best.group.label} serves clients with {best.text}{unit} on average, {sent}."

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from sparsona.analysis.groups import Group
-from sparsona.analysis.measure import ACCURACY, LOSS, Measure, measure_of_metric
+from sparsona.analysis.measure import LOSS, Measure, measure_called, measure_of_metric
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
 
@@ -20,7 +20,7 @@ def stops_by(views: Sequence[RunView]) -> Measure | None:
     if not isinstance(named[0], str) or any(other != named[0] for other in named):
         return None
     name, colon, end = named[0].partition(":")
-    measure = LOSS if name == "loss" else ACCURACY if name == "accuracy" else measure_of_metric(name)
+    measure = measure_called(name)
     return replace(measure, better="low" if end == "low" else "high") if colon else measure
 
 

@@ -57,6 +57,11 @@ def measure_of_metric(name: str) -> Measure:
     return Measure(name, TITLES.get(name, name), known, "%" if name in PERCENT else "")
 
 
+def measure_called(name: str) -> Measure:
+    """The measure of this name: "accuracy", "loss" or a metric."""
+    return LOSS if name == "loss" else ACCURACY if name == "accuracy" else measure_of_metric(name)
+
+
 def measure_of(folder: RunFolder) -> Measure:
     """The measure of a run: a regression's first metric that has a good end, or its loss where there is none."""
     facts = folder.facts

@@ -15,6 +15,7 @@ from sparsona.analysis.measure import (
     LOSS,
     Measure,
     client_scores,
+    measure_called,
     measure_curve,
     measure_of,
     measure_of_metric,
@@ -28,6 +29,7 @@ from sparsona.runs.files import check_shape
 from sparsona.runs.folder import CONFIG_FILE, RunFolder
 from sparsona.runs.profile import search_time
 from sparsona.runs.records import RoundRow
+from sparsona.runs.stopping import validation_point, watched
 
 _USED = {"seed": (int,), "rounds": (int,)}  # of the options, which a folder of somebody else may lack
 
@@ -55,7 +57,8 @@ class RunView:
     `measure` is what the run is judged by: accuracy, and of a regression another figure, of which `curves` are then.
     `scores` has each client's value of it at the headline point, NaN where there is none. `metrics` are the same of
     each metric, by name, and `metric_curves` its means over clients by point, as `curves` are; `losses` and
-    `loss_curves` are the same of the loss on test data.
+    `loss_curves` are the same of the loss on test data. `patience_curve` has the means on validation data that a run
+    with patience goes by, and `patience_name` says of what; it is empty where a run has no patience.
     """
 
     name: str
@@ -98,6 +101,8 @@ class RunView:
     metric_curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
     losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
     loss_curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    patience_name: str = ""
+    patience_curve: Sequence[tuple[int, float]] = ()
 
     def __post_init__(self) -> None:
         if len(self.scores) != len(self.count):  # made without them: the accuracies
@@ -135,6 +140,9 @@ def _read_view(folder: RunFolder) -> RunView:
     counted = [row.paper_down if facts.peers else row.paper_up + row.paper_down for row in rounds]
     tested = [name for name in points(folder) if evaluation_point(name).data == "test"]
     measure, metrics = measure_of(folder), metric_values(folder, completed, point)
+    watches = None
+    if config.get("patience") is not None:
+        watches = measure_called(watched(config.get("patience_metric"), facts.is_regression))
     return RunView(
         name=folder.path.name,
         path=str(folder.path),
@@ -181,6 +189,8 @@ def _read_view(folder: RunFolder) -> RunView:
         data=facts.data,
         client_names=facts.client_names,
         class_names=facts.class_names,
+        patience_name=watches.name if watches else "",
+        patience_curve=measure_curve(folder, watches, validation_point(facts.point)) if watches else (),
     )
 
 

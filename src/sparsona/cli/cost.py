@@ -10,7 +10,7 @@ import click
 
 from sparsona.analysis.format import human_bytes
 from sparsona.cli.options import check_reserved, flag, gather, method_flags, with_table
-from sparsona.cli.terminal import echo, print_table
+from sparsona.cli.terminal import echo, print_table, print_text
 
 if TYPE_CHECKING:
     from sparsona.costs.report import CostReport, Number, Traffic
@@ -65,6 +65,11 @@ def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], 
         echo(json.dumps([report.to_json() for report in reports]))
     else:
         print_table([_side_by_side(method, report) for method, report in zip(methods, reports, strict=True)])
+        experiments: dict[str, list[str]] = {}
+        for method, report in zip(methods, reports, strict=True):
+            experiments.setdefault(_experiment(report), []).append(method)
+        for text, users in experiments.items():
+            print_text(text if len(experiments) == 1 else f"{', '.join(users)}: {text}")
         echo("totals of all rounds and clients; memory while a client trains; one METHOD alone shows more")
 
 
@@ -81,20 +86,26 @@ def _side_by_side(method: str, report: CostReport) -> dict[str, str]:
     }
 
 
+def _experiment(report: CostReport) -> str:
+    """What is charged, in words."""
+    experiment = report.experiment
+    epochs = (
+        f"{value} {key.replace('_', ' ')}" for key, value in report.options.items() if value and key.endswith("epochs")
+    )
+    return (
+        f"{report.rounds:,} rounds, {report.per_round} of {experiment.clients} clients in each, {report.samples:,} "
+        f"examples a client{f' ({report.samples_from})' if report.samples_from else ''}, "
+        f"batches of {experiment.run.batch_size}, {', '.join(epochs)}"
+    )
+
+
 def show(report: CostReport) -> None:
     """Print the report."""
     experiment, options = report.experiment, report.options
     density = f", density {options['density']:g}" if "density" in options else ""
     only = " (costs only: it cannot be run yet)" if report.costs_only else ""
     echo(f"{report.title}{only}, {report.model} of {report.num_parameters:,} parameters{density}")
-    echo(
-        f"{report.rounds:,} rounds, {report.per_round} of {experiment.clients} clients in each, {report.samples:,} "
-        f"examples a client{f' ({report.samples_from})' if report.samples_from else ''}, "
-        f"batches of {experiment.run.batch_size}, "
-        + ", ".join(
-            f"{value} {key.replace('_', ' ')}" for key, value in options.items() if value and key.endswith("epochs")
-        )
-    )
+    echo(_experiment(report))
     if report.peers:
         echo(f"peers: graph {report.graph}, {report.neighbours:.4g} neighbours each")
     ways = [("bytes as encoded", report.encoded), ("bytes as papers count", report.paper)]

@@ -168,13 +168,16 @@ def _show_forecast(found: dict[str, Any], text: str, as_json: bool) -> None:
         echo(json.dumps(found | {"epsilon": found["epsilon"] if finite else None}))
         return
     given = found.pop("given_epsilon", None)
-    shown = {key.replace("_", " "): f"{value:g}" if isinstance(value, float) else value for key, value in found.items()}
+    shown = {
+        key.replace("_", " "): f"{value:.10g}" if isinstance(value, float) else value for key, value in found.items()
+    }
     print_table([{key: str(value) for key, value in shown.items()} | {"epsilon": show_epsilon(found["epsilon"])}])
     if given is not None:
+        noise = f"{found['noise']:.10g}"  # six digits would round a noise above 1000, and perhaps down
         print_text(
-            f"Epsilon {given:g} was given, and the noise was found for it: {found['noise']:g} is the least multiplier, "
-            f"to three decimals, with which {plural(found['rounds'], 'round')} spend no more than that. To use it: "
-            f"--privacy {text}{',' if ':' in text else ':'}noise={found['noise']:g}"
+            f"Epsilon {given:g} was given, and the noise was found for it: {noise} is the least multiplier, to three "
+            f"decimals, with which {plural(found['rounds'], 'round')} spend no more than that. To use it: "
+            f"--privacy {text}{',' if ':' in text else ':'}noise={noise}"
         )
     if found["privacy"] == "local":
         echo("of a client that takes part in every round; one that takes part in fewer spends less")

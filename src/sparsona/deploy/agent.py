@@ -24,7 +24,7 @@ from sparsona.deploy.greeting import (
     read_class_names,
     read_environment,
 )
-from sparsona.deploy.jobs import answer_head, in_words, read_job, reported_points, when
+from sparsona.deploy.jobs import answer_head, during, in_words, read_job, reported_points
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
@@ -225,7 +225,7 @@ class Agent:
 
 def _when(frame: Frame) -> str:
     """When a job is done, for people to read."""
-    return f"round {frame.round + 1}" if frame.head.get("do") == "train" else when(frame.round)
+    return during(str(frame.head.get("do")), frame.round)
 
 
 def _bytes(outcome: Outcome) -> bytes:

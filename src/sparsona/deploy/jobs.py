@@ -253,6 +253,11 @@ def in_words(found: Sequence[Evaluation]) -> str:
     return ", ".join(texts)
 
 
+def during(do: str, index: int) -> str:
+    """The time of a job: of training the round, of all else what was completed before it."""
+    return f"round {index + 1}" if do == "train" else when(index)
+
+
 def when(completed: int) -> str:
     """The time of an evaluation after so many rounds, which are counted from 1 where people read them."""
     return f"after round {completed}" if completed else "before round 1"

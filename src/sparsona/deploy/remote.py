@@ -17,7 +17,7 @@ from sparsona.core.targets import LARGEST, is_usable
 from sparsona.core.update import SERVER, Update
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Frame, Signer, Verifier, printable, seal, unseal
-from sparsona.deploy.jobs import job_frame, read_answer
+from sparsona.deploy.jobs import during, job_frame, read_answer
 from sparsona.deploy.vault import TICKET_BYTES, Ticket
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.failures import ABSENT, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW, UNABLE
@@ -71,6 +71,7 @@ class Connection:
     name: Callable[[int], str] = lambda client: f"client {client}"
     wants: Callable[[int, State | None, Round, tuple[int, ...]], tuple[int, ...] | None] = lambda *_: None
     round: int = 0  # of the last job
+    doing: str = ""  # and when it is done, for people to read
     done_by: int = 0  # completed rounds with which the last job is done, and in the records
     refusals: dict[int, int] = field(default_factory=dict)
     saved: dict[int, list[str]] = field(default_factory=dict)  # tickets that the checkpoint names
@@ -153,6 +154,7 @@ class RemoteClients:
                 if job.do == "train" and not order and not done:
                     connection.wait()
                 kind, client, connection.round = job.do, job.client, job.round.index
+                connection.doing = during(kind, connection.round)
                 connection.done_by = connection.round + (job.do != "evaluate")
                 order.append(client)
                 if not connection.clients[client].num_examples:
@@ -283,7 +285,7 @@ class RemoteClients:
         connection = self.connection
         if not isinstance(error, UnableError):
             connection.refusals[client] = connection.refusals.get(client, 0) + 1
-        connection.report(f"{connection.name(client)} in round {connection.round + 1}: refused: {error.what}")
+        connection.report(f"{connection.name(client)}, {connection.doing}: refused: {error.what}")
         if connection.refusals.get(client, 0) == REFUSALS:
             connection.report(f"{connection.name(client)} is {BARRED}")
         return True

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from sparsona.analysis.answer import answer, differing
 from sparsona.analysis.clients import ClientEffects
 from sparsona.analysis.columns import columns_for
-from sparsona.analysis.curves import curves_of, drawn_measure, drawn_point, stops_by
+from sparsona.analysis.curves import curves_of, drawn_measure, drawn_point
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.figures import FIGURES, Drawn
 from sparsona.analysis.format import plural
 from sparsona.analysis.glossary import plain_words
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
-from sparsona.analysis.measure import ACCURACY
+from sparsona.analysis.measure import ACCURACY, measure_called
 from sparsona.analysis.partition import PARTS, Partition
 from sparsona.analysis.protocol import compare_protocols
 from sparsona.analysis.similarity import Similarity
@@ -165,7 +165,7 @@ def render_report(
 def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     many = any(len(group.views) > 1 for group in groups)
     band = " Lines are means over seeds; bands reach from the lowest to the highest seed." if many else ""
-    measure, stopping, drawn_by = views[0].measure, stops_by(views), drawn_measure(views)
+    measure, drawn_by = views[0].measure, drawn_measure(views)
     drawn_groups = group_views([curves_of(view, drawn_by) for view in views])
     starred = [group for group in drawn_groups if drawn_point(group) != group.views[0].point]
     star = ""
@@ -178,7 +178,13 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     changing = " Before the last round, over the clients sampled in it: see the protocol." if some else ""
     few = " Counts that clients tell as few (1 to 4) are left out." if any(view.has_few for view in views) else ""
     lower = " Lower is better." if drawn_by.better == "low" else ""
-    stop = f" Patience goes by the {stopping.title} on validation data; curves are on test data." if stopping else ""
+    watched = {view.patience_name: "" for view in views if view.patience_name}
+    stop = ""
+    if watched:
+        titles = " or ".join(measure_called(name).title for name in watched)
+        stop = f" Patience goes by the {titles} on validation data: the thin dotted line"
+        stop += ", which a click in the legend shows" if len(groups) > 1 else ""
+        stop += ". Other curves are on test data."
     curves = {"by rounds": plots.learning_curves(views)}
     if any(sent for view in views for _, sent in view.cumulative_bytes):
         curves["by bytes sent"] = plots.learning_curves(views, against="bytes")

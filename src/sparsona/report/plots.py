@@ -51,7 +51,8 @@ def learning_curves(
     One line per method, the mean over its seeds, in a band from the lowest to the highest seed. A method whose headline
     is measured once, after the last round (fine-tuning), is a line of the model before that and a star.
     A method that sends nothing is a level dotted line against bytes. Every other point that was evaluated over the
-    rounds (the global model, the peers' consensus) is a thin dotted line.
+    rounds (the global model, the peers' consensus) is a thin dotted line, and so is what patience goes by on validation
+    data: of several methods a click in the legend shows it.
 
     Args:
         views: the runs.
@@ -89,6 +90,7 @@ def learning_curves(
         for other in group.views[0].curves:
             if other not in (point, group.views[0].point):
                 _add_point(figure, group, index, other, against)
+        _add_patience(figure, group, index, measure, against, hidden=len(groups) > 1)
     figure.update_yaxes(title_text=f"{html.escape(measure.title)}, mean over clients", ticksuffix=measure.unit)
     if is_traffic:
         counted = "" if against == "bytes" else " (parameters × 4, masks free)"
@@ -402,15 +404,39 @@ def _add_point(figure: Figure, group: Group, index: int, point: str, against: st
     rounds = common_rounds(curves)
     if len(rounds) < 2:
         return
-    name, measure = f"{html.escape(group.label)}, {point}", group.views[0].measure
+    _add_thin_line(figure, group, index, point, POINTS[point].text, curves, rounds, against)
+
+
+def _add_patience(figure: Figure, group: Group, index: int, measure: Measure, against: str, hidden: bool) -> None:
+    """What patience goes by on validation data, where that is the figure that is drawn."""
+    curves = [dict(view.patience_curve) for view in group.views if view.patience_name == measure.name]
+    if len(curves) == len(group.views) and len(rounds := common_rounds(curves)) > 1:
+        said = f"{measure.title} on validation data, by which a run with patience stops"
+        _add_thin_line(figure, group, index, "validation", said, curves, rounds, against, hidden)
+
+
+def _add_thin_line(
+    figure: Figure,
+    group: Group,
+    index: int,
+    label: str,
+    said: str,
+    curves: Sequence[Mapping[int, float]],
+    rounds: Sequence[int],
+    against: str,
+    hidden: bool = False,
+) -> None:
+    """A dotted line of something beside a group's headline, the mean over its seeds."""
+    name, measure = f"{html.escape(group.label)}, {label}", group.views[0].measure
     figure.add_scatter(
         x=_abscissa(group, rounds, against),
         y=[measure.scale * float(np.mean([curve[r] for curve in curves])) for r in rounds],
         name=name,
         mode="lines",
         line={"color": _colour(index), "width": 1.5, "dash": "dot"},
-        customdata=[f"{POINTS[point].text}, round {r}" for r in rounds],
+        customdata=[f"{said}, round {r}" for r in rounds],
         hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}{measure.unit}<br>%{{customdata}}<extra></extra>",
+        visible="legendonly" if hidden else True,
     )
 
 
