@@ -1,9 +1,9 @@
-"""CPU seconds of `--executor auto` against serial and stacked, for eight networks on a CPU.
+"""CPU seconds of `--executor auto` against serial and stacked, for nine networks on a CPU.
 
 CPU seconds rather than seconds on the clock: they can be compared on a machine that does other things, and what
 `workers` spends is what `serial` spends, on more cores.
 
-    python benchmarks/executors.py [--method fedavg] [--rounds 3] [--only mlp,...]
+    python benchmarks/executors.py [--method fedavg] [--rounds 3] [--only mlp,...] [--unequal]
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Tokens(nn.Module):
 NETWORKS = {
     "linear, 64": ((1, 8, 8), 10, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))),
     "mlp, 64-32": ((1, 8, 8), 10, lambda: mlp(64, 32, 10)),
-    "mlp, 561-128": ((561,), 6, lambda: mlp(561, 128, 6)),
+    "mlp, 561-64": ((561,), 6, lambda: mlp(561, 64, 6)),
+    "mlp, 561-256": ((561,), 6, lambda: mlp(561, 256, 6)),
     "1-D CNN, 9x128": ((9, 128), 6, signal_cnn),
     "attention, 9x32": ((9, 128), 6, Tokens),
     "digits-cnn, 8x8": ((1, 8, 8), 10, "digits-cnn"),
@@ -56,11 +57,11 @@ NETWORKS = {
 }
 
 
-def federation_of(shape: tuple[int, ...], classes: int) -> sp.Federation:
+def federation_of(shape: tuple[int, ...], classes: int, unequal: bool) -> sp.Federation:
+    """Twenty clients of 40 to 120 examples, or of 27 to 366: people wear a sensor for as long as they like."""
     draws = np.random.default_rng(0)
     clients = []
-    for _ in range(20):
-        size = int(draws.integers(40, 120))
+    for size in np.geomspace(27, 366, 20).astype(int) if unequal else draws.integers(40, 120, 20):
         x, y = draws.random((size, *shape), dtype=np.float32), draws.integers(0, classes, size)
         clients.append((x, y, x[:10], y[:10]))
     return sp.Federation.from_clients(clients, validation_rate=0.0, num_classes=classes)
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="")
+    parser.add_argument("--unequal", action="store_true", help="clients of 27 to 366 examples")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"| network | parameters | MFLOP a step | serial, CPU s | stacked, CPU s | ratio | auto, {options.method} |")
@@ -97,7 +99,7 @@ def main() -> None:
     for name, (shape, classes, model) in NETWORKS.items():
         if options.only and not any(part in name for part in options.only.split(",")):
             continue
-        federation = federation_of(shape, classes)
+        federation = federation_of(shape, classes, options.unequal)
         found = {}
         for executor in ("serial", "stacked"):
             measure(executor, federation, model, options.method, 1)  # the first run in a process pays for imports

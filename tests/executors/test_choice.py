@@ -9,8 +9,11 @@ from torch import Tensor, nn
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
-from sparsona.executors import choose
+from sparsona.engine.rounds import simulate
+from sparsona.executors import SMALL_STEP, choose
+from sparsona.executors.stacked import Stacked
 from sparsona.experiment.build import make_configs, make_context
+from sparsona.gpu.lanes import Lane
 
 OPTIONS = {"rounds": 1, "epochs": 1, "device": "cpu", "batch_size": 8}
 
@@ -62,6 +65,9 @@ def test_small_networks_are_stacked_and_large_ones_are_not() -> None:
     assert chosen(mlp) == "stacked"
     assert chosen(nn.Sequential(nn.Linear(6, 2000), nn.ReLU(), nn.Linear(2000, 600), nn.Linear(600, 3))) == "serial"
     assert chosen(mlp, batch_size=200_000) == "serial"
+    wide = nn.Sequential(nn.Linear(6, 6000), nn.ReLU(), nn.Linear(6000, 3))  # few FLOPs, many parameters
+    assert SMALL_STEP > 3 * 8 * 2 * 9 * 6000
+    assert chosen(wide) == "serial"
 
 
 @pytest.mark.parametrize(
@@ -84,3 +90,22 @@ def test_a_loss_that_depends_on_values(tmp_path) -> None:
     with pytest.raises(SparsonaError, match="executor stacked with this model and loss"):
         sp.train("fedavg", federation(), mlp, **OPTIONS, loss=careful, executor="stacked", out=tmp_path / "stacked")
     assert not (tmp_path / "stacked").exists()
+
+
+def test_a_stack_shrinks_as_clients_are_done(monkeypatch) -> None:
+    """Otherwise data of unequal sizes takes as long as if every client had the most."""
+    draws, sizes = np.random.default_rng(0), (8, 16, 64)
+    x, y = draws.random((100, 6), dtype=np.float32), np.arange(100) % 3
+    data = sp.Federation.from_clients([(x[:n], y[:n], x[:9], y[:9]) for n in sizes], validation_rate=0.0, num_classes=3)
+    config, own = make_configs("fedavg", {**OPTIONS, "executor": "stacked", "per_round": 3}, data, mlp)
+    context = make_context(config, data, mlp, method_config=own)
+    taken, take = [], Lane._take
+
+    def spy(lane, *tensors):
+        taken.append(len(tensors[-3]))  # the sizes of the batches
+        return take(lane, *tensors)
+
+    monkeypatch.setattr(Lane, "_take", spy)
+    star = simulate(context, Stacked(context))
+    star.play(star.start(), 0)
+    assert taken == [3, 2, 1, 1, 1, 1, 1, 1]

@@ -27,9 +27,10 @@ EXECUTORS = {
 }
 # The seconds of a training step whatever its size, and the FLOPs of a core; starting workers takes about 3 seconds.
 STEP_SECONDS, FLOPS_PER_SECOND, WORTH_WORKERS = 1e-3, 1e10, 10.0
-# FLOPs of a training step up to which most of it is Python and the start of kernels, which stacked clients share: there
-# they take 1.1 to 2.3 times less CPU time, above 100 million more of it (benchmarks/executors.py).
-SMALL_STEP = 40_000_000
+# FLOPs of a training step up to which most of it is Python and the start of kernels, which stacked clients share; and
+# parameters up to which a stack of models stays in the caches from one operation to the next, as a single model does.
+# Within both, stacks take 1.0 to 2.6 times less CPU time, beyond one of them often more (benchmarks/executors.py).
+SMALL_STEP, SMALL_IN_CACHE = 40_000_000, 50_000
 SMALL_MODEL = 2_000_000  # parameters up to which one client does not use a whole GPU
 
 
@@ -121,7 +122,7 @@ def choose(name: str, context: ClientContext) -> str:
         return "stacked" if is_small and not why_not_stacked(context) else "graphed"
     # A rule of the network and the batch, never of the machine: `stacked` agrees with the others within rounding only.
     step = context.plan.batch_size * context.task.layout.train_flops()
-    if step <= SMALL_STEP and stacks_well(context):
+    if step <= SMALL_STEP and context.task.layout.size <= SMALL_IN_CACHE and stacks_well(context):
         return "stacked"
     # A run that has others beside it, in processes of their own, starts no more of them.
     is_alone = multiprocessing.parent_process() is None

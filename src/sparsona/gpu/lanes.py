@@ -172,8 +172,16 @@ class Lane:
 
     def _inputs(self) -> list[Tensor]:
         row, size = (values.index_select(0, self._batch)[0] for values in (self._rows, self._sizes))
-        data = self._context.federation
-        return [*self._leaves, data.x, data.y, row, size, self._lr_scale, self._step]
+        own, data = self._leaves, self._context.federation
+        if (places := self._places_at_work()) < self.num_places:
+            own, row, size = [tensor[:places] for tensor in own], row[..., :places, :], size[:places]
+        return [*own, data.x, data.y, row, size, self._lr_scale, self._step]
+
+    def _places_at_work(self) -> int:
+        """How many of the first places have all clients that are not done yet. A captured step has a fixed size."""
+        if self._stacked is None or self._context.device.type == "cuda":
+            return self.num_places
+        return int(self._sizes[self._batch].nonzero()[:, 1].amax()) + 1
 
     def _program(self, kept: ByKey, function: Callable[..., list[Tensor]]) -> Program:
         if self._key not in kept:
@@ -189,7 +197,8 @@ class Lane:
         """All steps on one batch, on this lane's memory."""
         for _ in range(self._phase.repeats):
             (loss,) = self._program(self._programs.steps, self._take)(self._inputs())
-            self._loss_sum += loss
+            total = self._loss_sum if self._stacked is None else self._loss_sum[: len(loss)]
+            total += loss
             last_step = self._step.clone()
             self._step += 1
         if self._phase.after_batch is not None:
