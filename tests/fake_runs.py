@@ -59,6 +59,7 @@ def make_view(
         f"result: Each client weighted alike, after round {rounds}.",
         point=point,
         config={"data": "digits", "partition": "dirichlet:0.3", "lr": 0.1, "seed": seed, "method": {"name": method}}
+        | {"rounds": rounds}
         | config,
         environment={"python": "3.11.9", "torch": "2.11.0", "processor": "2 cores"},
         summary={

@@ -12,7 +12,8 @@ from sparsona.analysis.answer import differing
 from sparsona.analysis.columns import COLUMNS, columns_for
 from sparsona.analysis.format import UNKNOWN, cut, human_bytes, human_flops, human_seconds, plural
 from sparsona.analysis.groups import group_views, pairs
-from sparsona.analysis.table import class_rows, differences, figures, notes, rows, table
+from sparsona.analysis.numbers import to_latex
+from sparsona.analysis.table import class_rows, differences, figures, notes, rows, table, unfinished
 from sparsona.analysis.view import RunView
 
 
@@ -94,9 +95,23 @@ def test_unequal_work_is_noted_where_nothing_was_matched(make_view: Callable[...
     equal = [with_steps("Local", 100), with_steps("FedAvg", 120)]
     assert notes(equal) == []
     (note,) = notes([*equal, with_steps("FedSpa (DST)", 1210)])
-    assert "FedSpa (DST) took 1,210 local steps, Local 100." in note
+    assert "in local steps: FedSpa (DST) 1,210, but Local 100." in note
+    (note,) = notes([*equal, with_steps("FedSpa (DST)", 1210), with_steps("FedAvg-FT", 2000)])
+    assert "FedAvg-FT 2,000 and FedSpa (DST) 1,210, but Local 100." in note
     matched = {"by": "flops", "to": "Local", "rounds": 9, "budget": 7, "exact": True}
     assert notes([equal[0], with_steps("FedAvg", 1210, matched=matched)]) == []
+    # Ditto takes a step of two models where FedAvg takes one of one.
+    by_steps = [make_view(title, matched=matched | {"by": "steps"}) for title in ("Local", "FedAvg", "FedSpa (DST)")]
+    flops = (1e9, 1.1e9, 2e9)
+    views = [
+        dataclasses.replace(
+            view, summary=view.summary | {"flops": {"train": spent, "mask_search": 0}, "steps": {"total": 9}}
+        )
+        for view, spent in zip(by_steps, flops, strict=True)
+    ]
+    (note,) = notes(views)
+    assert "not equal work. Training took Local 1.00 GFLOP, FedAvg 1.10 GFLOP, FedSpa (DST) 2.00 GFLOP." in note
+    assert notes(views[:2]) == []
     assert notes([make_view("Local"), make_view("FedAvg")]) == []  # not known
 
 
@@ -116,6 +131,21 @@ def test_the_best_is_marked_and_ties_share_it(make_view: Callable[..., RunView])
     assert best(0.9, 0.90000001, 0.7) == [True, True, False]
     assert best(0.9, 0.9, 0.9) == [False, False, False]
     assert best(0.9) == [False]
+
+
+def test_what_has_not_finished_is_said_and_is_never_the_best(make_view: Callable[..., RunView]) -> None:
+    first, second = make_view("FedAvg-FT", 1), make_view("FedAvg-FT", 2)
+    cheap = dataclasses.replace(make_view("FedSpa (DST)", 1), unfinished_at=3)
+    views = [first, second, cheap, dataclasses.replace(make_view("FedSpa (DST)", 2), unfinished_at=5)]
+    sent = {column.name: place for place, column in enumerate(columns_for(views))}["bytes_total"]
+    over = [dataclasses.replace(view, unfinished_at=None) for view in views]
+    assert [row.cells[sent].best for row in table(over)] == [False, True]
+    assert [row.cells[sent].best for row in table(views)] == [False, False]
+    assert notes(views)[0] == "FedSpa (DST): 2 of 2 runs have not finished: rounds 3 of 50, 5 of 50."
+    assert notes([first, cheap])[0] == "FedSpa (DST) has not finished: round 3 of 50."
+    assert to_latex(views).startswith("% FedSpa (DST): 2 of 2 runs have not finished")
+    assert unfinished(over) == []
+    assert to_latex(over).startswith(r"\begin{tabular}")
 
 
 def test_gaps_have_a_sign_and_their_spread_has_none(make_view: Callable[..., RunView]) -> None:

@@ -17,10 +17,9 @@ def with_curve(title, seed, values, every=1, rounds=None, weighted=None, **confi
     """A run evaluated after each `every` rounds with these accuracies."""
     curve = [(every * (place + 1), value) for place, value in enumerate(values)]
     weights = curve if weighted is None else [(r, value) for (r, _), value in zip(curve, weighted, strict=True)]
-    view = make_view(title, seed, rounds=50, **config)
+    view = make_view(title, seed, rounds=rounds or curve[-1][0], **config)
     point = view.point
-    summary = {**view.summary, "rounds": rounds or curve[-1][0]}
-    return dataclasses.replace(view, curves={point: curve}, weighted_curves={point: weights}, summary=summary)
+    return dataclasses.replace(view, curves={point: curve}, weighted_curves={point: weights})
 
 
 def test_the_first_round_at_or_above_counts():

@@ -9,12 +9,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from older import unseal
 from safetensors import safe_open
 from torch import nn
 
 import sparsona as sp
 from sparsona.analysis.privacy import show_epsilon
+from sparsona.cli.app import cli
 from sparsona.core.points import GUARDED
 from sparsona.data.client_index import Split
 from sparsona.experiment import export as exports
@@ -440,3 +442,24 @@ def test_a_card_says_who_lied_and_what_privacy_was_spent(federation, tmp_path):
         assert "1 of 4 clients attack by label-flip" in card
         assert "by a robust mean, median" in card
         assert f"Epsilon is {show_epsilon(run.privacy().epsilon)} at delta" in card
+
+
+def test_what_has_not_finished_says_so(federation, tmp_path, capsys):
+    """Its models and figures are of the round that it reached, and look like a result."""
+
+    def stop(record):
+        if getattr(record, "completed", 0) == 2:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        sp.train("fedavg", federation, net(), rounds=9, out=path, progress=False, observers=[stop])
+    stopped = sp.load(path, model=net())
+    stopped.export(1, tmp_path / "model.safetensors")
+    said = "warning: the run has not finished: its models are those after round 2 of 9\n"
+    assert capsys.readouterr().err.endswith(said)
+    table = CliRunner().invoke(cli, ["table", str(path), "--format", "latex"])
+    assert table.stderr == "warning: FedAvg has not finished: round 2 of 9.\n"
+    assert table.stdout.startswith("% FedAvg has not finished: round 2 of 9.\n")
+    sp.resume(path, federation, model=net()).export(1, tmp_path / "later.safetensors")
+    assert "not finished" not in capsys.readouterr().err

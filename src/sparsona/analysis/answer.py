@@ -60,7 +60,8 @@ class _Result:
 
 
 def answer(views: Sequence[RunView]) -> str:
-    """The result of these runs in one sentence: who serves clients best, and who comes near with less traffic.
+    """The result of these runs in one sentence: who serves clients best, and who comes near with less traffic; and
+    before it, whether some have not finished.
 
     Args:
         views: the runs of a comparison, or one.
@@ -68,6 +69,15 @@ def answer(views: Sequence[RunView]) -> str:
     Returns:
         A sentence; "" where nothing was measured.
     """
+    text = _answer(views)
+    open_ = [view for view in views if view.unfinished_at is not None]
+    if not text or not open_:
+        return text
+    how_far = f"round {open_[0].unfinished_at} of {open_[0].config['rounds']}"
+    return f"Not finished ({how_far if len(views) == 1 else f'{len(open_)} of {len(views)} runs'}): {text}"
+
+
+def _answer(views: Sequence[RunView]) -> str:
     found = [result for group in group_views(views) if (result := _result(group)) is not None]
     if not found:
         return ""

@@ -372,6 +372,7 @@ COLUMNS = (
         "wall time of the run; compared only where all runs had the same device and executor",
         _entry("seconds"),
         human_seconds,
+        better="neither",  # depends on what else the machine did
         is_first=True,
         shown="if alike",
     ),

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsona.analysis.columns import Column, columns_for
 from sparsona.analysis.groups import group_views
-from sparsona.analysis.table import Row, figures, table
+from sparsona.analysis.table import Row, figures, table, unfinished
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
 
@@ -214,6 +214,7 @@ def to_latex(views: Sequence[RunView], every: bool = False, caption: str = "", l
         Text that ends with a line break.
     """
     titles, rows = _chosen(views, every)
+    said = [f"% {_escape(sentence)}" for sentence in unfinished(views)]
     lines = [rf"\begin{{tabular}}{{l{'r' * len(titles)}}}", r"\toprule"]
     lines += [" & ".join(["method", *map(_escape, titles)]) + r" \\", r"\midrule"]
     for row, cells in rows:
@@ -225,7 +226,7 @@ def to_latex(views: Sequence[RunView], every: bool = False, caption: str = "", l
         inner = [rf"\caption{{{_escape(caption)}}}"] if caption else []
         inner += [rf"\label{{{label}}}"] if label else []
         lines = [r"\begin{table}", r"\centering", *inner, *lines, r"\end{table}"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*said, *lines]) + "\n"
 
 
 def _chosen(views: Sequence[RunView], every: bool) -> tuple[list[str], list[tuple[Row, list[Any]]]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsona.analysis.columns import Column, columns_for, has_uneven_tests
 from sparsona.analysis.conditions import early_stop_sentence
-from sparsona.analysis.format import UNKNOWN, percent, signed
+from sparsona.analysis.format import UNKNOWN, human_flops, percent, signed
 from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.heard import divergence_note
 from sparsona.analysis.measure import ACCURACY
@@ -52,7 +52,8 @@ class Row:
 def table(views: Sequence[RunView], in_print: bool = True) -> list[Row]:
     """A row per method in order of appearance; the best of each column is marked unless all are equal.
 
-    What prints alike is equally good: a difference that the table does not show marks no best.
+    What prints alike is equally good: a difference that the table does not show marks no best. Nor is a method the best
+    one whose runs have not finished: what it spent so far, and what it reached, is no result.
     """
     groups = group_views(views)
     columns = [_column_cells(column, groups) for column in columns_for(views, in_print)]
@@ -106,9 +107,30 @@ def differences(views: Sequence[RunView], in_print: bool = True) -> list[dict[st
 
 
 def notes(views: Sequence[RunView]) -> list[str]:
-    """What a reader of the table must know: runs that ended early, turns that diverged, and methods that did not get
-    the same work, though nothing else was matched."""
-    return [*_early_stops(views), *_divergences(views), *_undefined_notes(views), *_effort_notes(views)]
+    """What a reader of the table must know: runs that have not finished or that ended early, turns that diverged, and
+    methods that did not get the same work, though nothing else was matched."""
+    found = [*unfinished(views), *_early_stops(views), *_divergences(views), *_undefined_notes(views)]
+    return [*found, *_effort_notes(views)]
+
+
+def unfinished(views: Sequence[RunView]) -> list[str]:
+    """A sentence for each method with runs that have not finished: how far they have come.
+
+    Args:
+        views: the runs.
+
+    Returns:
+        Sentences such as "FedAvg has not finished: round 10 of 40.".
+    """
+    found = []
+    for group in group_views(views):
+        open_ = [view for view in group.views if view.unfinished_at is not None]
+        rounds = ", ".join(f"{view.unfinished_at} of {view.config['rounds']}" for view in open_)
+        if len(group.views) == len(open_) == 1:
+            found.append(f"{group.label} has not finished: round {rounds}.")
+        elif open_:
+            found.append(f"{group.label}: {len(open_)} of {len(group.views)} runs have not finished: rounds {rounds}.")
+    return found
 
 
 def _divergences(views: Sequence[RunView]) -> list[str]:
@@ -144,20 +166,35 @@ def _undefined_notes(views: Sequence[RunView]) -> list[str]:
 
 
 def _effort_notes(views: Sequence[RunView]) -> list[str]:
-    if any(view.config.get("matched") for view in views):
-        return []
-    steps = [
-        (mean_and_spread(known)[0], group.label)
+    """Who took more local steps than others; where these are matched, who took more FLOPs for them."""
+    matched = [known for view in views if isinstance(known := view.config.get("matched"), dict)]
+    see = "(docs/experiments.md, fair comparisons)."
+    if not matched:
+        steps = _means(views, "steps", "total")
+        if steps and max(steps.values()) > UNEQUAL * (least := min(steps.values())):
+            fewest = next(label for label, taken in steps.items() if taken == least)
+            more = sorted((item for item in steps.items() if item[1] > UNEQUAL * least), key=lambda item: -item[1])
+            took = " and ".join(f"{label} {taken:,.0f}" for label, taken in more)
+            note = f"These methods did not train equally long, in local steps: {took}, but {fewest} {least:,.0f}."
+            return [f"{note} `--match steps` gives all about the same number {see}"]
+    elif all(known.get("by") == "steps" for known in matched):
+        flops, steps = _means(views, "flops", "train"), _means(views, "steps", "total")
+        each = [flops[label] / steps[label] for label in flops if steps.get(label)]
+        if each and max(each) > UNEQUAL * min(each):
+            spent = ", ".join(f"{label} {human_flops(mean)}" for label, mean in flops.items())
+            return [
+                f"Equal local steps are not equal work. Training took {spent}. `--match flops` makes it equal {see}"
+            ]
+    return []
+
+
+def _means(views: Sequence[RunView], block: str, key: str) -> dict[str, float]:
+    """A total of the runs of each method, the mean over seeds; only of methods that have it."""
+    return {
+        group.label: mean_and_spread(known)[0]
         for group in group_views(views)
-        if (known := [float(v.summary["steps"]["total"]) for v in group.views if "steps" in v.summary])
-    ]
-    if len(steps) < 2:
-        return []
-    (least, fewest), (most, greatest) = min(steps), max(steps)
-    if most <= UNEQUAL * least:
-        return []
-    note = f"These methods did not train equally long: {greatest} took {most:,.0f} local steps, {fewest} {least:,.0f}."
-    return [f"{note} `--match steps` gives all about the same number (docs/experiments.md, fair comparisons)."]
+        if (known := [float(view.summary[block][key]) for view in group.views if block in view.summary])
+    }
 
 
 def class_rows(views: Sequence[RunView]) -> list[dict[str, str]]:
@@ -235,18 +272,23 @@ def difference_unit(views: Sequence[RunView]) -> str:
 
 def _column_cells(column: Column, groups: Sequence[Group]) -> list[Cell]:
     means = [_over_seeds(column, group) for group in groups]
-    known = [found[0] for found in means if found is not None and (found[0] or column.marks_zero)]
+    over = [all(view.unfinished_at is None for view in group.views) for group in groups]
+    known = [
+        found[0]
+        for found, is_over in zip(means, over, strict=True)
+        if is_over and found is not None and (found[0] or column.marks_zero)
+    ]
     best = None
     if column.better != "neither" and len({column.show(mean) for mean in known}) > 1:
         best = column.show(max(known) if column.better == "high" else min(known))
     cells = []
-    for found in means:
+    for found, is_over in zip(means, over, strict=True):
         if found is None:
             cells.append(Cell(UNKNOWN))
             continue
         value, spread = column.show(found[0]), found[1]
         shown = (column.show_spread or column.show)(spread) if column.has_spread and spread is not None else ""
-        cells.append(Cell(value, shown, column.unit, value == best))
+        cells.append(Cell(value, shown, column.unit, is_over and value == best))
     return cells
 
 

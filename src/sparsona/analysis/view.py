@@ -26,7 +26,7 @@ from sparsona.analysis.summary import at, effort, headline, points, summary_of, 
 from sparsona.core.points import FEW
 from sparsona.core.points import point as evaluation_point
 from sparsona.runs.files import check_shape
-from sparsona.runs.folder import CONFIG_FILE, RunFolder
+from sparsona.runs.folder import CONFIG_FILE, RunFolder, reached
 from sparsona.runs.profile import search_time
 from sparsona.runs.records import RoundRow
 from sparsona.runs.stopping import validation_point, watched
@@ -58,7 +58,8 @@ class RunView:
     `scores` has each client's value of it at the headline point, NaN where there is none. `metrics` are the same of
     each metric, by name, and `metric_curves` its means over clients by point, as `curves` are; `losses` and
     `loss_curves` are the same of the loss on test data. `patience_curve` has the means on validation data that a run
-    with patience goes by, and `patience_name` says of what; it is empty where a run has no patience.
+    with patience goes by, and `patience_name` says of what; it is empty where a run has no patience. `unfinished_at` is
+    how many rounds a run completed that has not finished; None: it has.
     """
 
     name: str
@@ -103,6 +104,7 @@ class RunView:
     loss_curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     patience_name: str = ""
     patience_curve: Sequence[tuple[int, float]] = ()
+    unfinished_at: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.scores) != len(self.count):  # made without them: the accuracies
@@ -191,6 +193,7 @@ def _read_view(folder: RunFolder) -> RunView:
         class_names=facts.class_names,
         patience_name=watches.name if watches else "",
         patience_curve=measure_curve(folder, watches, validation_point(facts.point)) if watches else (),
+        unfinished_at=None if reached(folder.path).finished else min(len(rounds), config["rounds"]),
     )
 
 

@@ -36,7 +36,7 @@ from sparsona.experiment.build import GIVEN, describe_examples, network_name, vi
 from sparsona.experiment.stored_models import StoredModel, StoredModels
 from sparsona.report.model_card import Card, Measured, Sizes, write_card
 from sparsona.runs.facts import ExampleFacts, RunFacts
-from sparsona.runs.folder import RunFolder, explain_disk_errors, write_atomically
+from sparsona.runs.folder import RunFolder, explain_disk_errors, reached, warn, write_atomically
 from sparsona.sparsity.dead_units import drop_dead_units
 
 METADATA = "sparsona"  # the key, or the name of the extra file, of what a file says about itself
@@ -83,6 +83,9 @@ class Exporter:
 
     def __init__(self, folder: RunFolder, models: StoredModels) -> None:
         self._folder, self._models = folder, models
+        if not (so_far := reached(folder.path)).finished:
+            rounds = folder.config["rounds"]
+            warn(f"the run has not finished: its models are those after round {so_far.completed} of {rounds}")
 
     @property
     def clients(self) -> range:
