@@ -570,11 +570,18 @@ def test_costs_of_my_own_data(say, tmp_path, monkeypatch):
     np.savez("mine.npz", x=x, y=y)
     np.savez("people.npz", x=x, y=y, owners=np.repeat(["a", "b", "c"], 20))
     found = cost("fedavg", data="mine.npz", clients=10, per_round=5)
-    assert (found.model, found.input_shape, found.classes, found.samples) == ("signal-cnn", (9, 16), 3, 6)
-    assert found.samples_from == "60 examples / 10 clients, none held out for validation or testing"
+    assert (found.model, found.input_shape, found.classes, found.samples) == ("signal-cnn", (9, 16), 3, 3)
+    assert found.samples_from == "60 examples / 10 clients, held out: 10% for validation and 25% for testing"
     by_person = cost("fedavg", data="arrays:people.npz")
-    assert (by_person.experiment.clients, by_person.per_round, by_person.samples) == (3, 3, 20)
-    assert cost("fedavg", data="people.npz", clients=6, per_round=2).samples == 10
+    assert (by_person.experiment.clients, by_person.per_round, by_person.samples) == (3, 1, 13)
+    assert cost("fedavg", data="people.npz", clients=6, per_round=2).samples == 7
+    options = {"data": "people.npz", "rounds": 4, "per_round": 3, "seed": 0}  # a run's defaults: its own bytes
+    assert cost("fedavg", **options).to_json()["encoded"]["total"]["comm_gb"] * 1e9 == pytest.approx(
+        sp.train("fedavg", **options, out="run", progress=False).summary["bytes"]["total"]
+    )
+    of_run, of_papers = cost("fedavg", data="people.npz"), cost("fedavg", data="digits")
+    assert (of_run.rounds, of_run.experiment.run.batch_size) == (30, 16)
+    assert (of_papers.rounds, of_papers.experiment.run.batch_size) == (1000, 128)
     assert "signal-cnn of" in say("cost", "fedavg", "--data", "mine.npz", "--clients", "10").out
     assert "does not exist" in say("cost", "fedavg", "--data", "arrays:x.npz").err
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("a.png")

@@ -34,8 +34,8 @@ def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], 
 
     Each is a row of `sparsona methods`, with options of its own after a colon if you like, or one of which only the
     costs are known yet (`sparsona methods` names them). Several are set side by side; an option that only some of them
-    have is given to those. Options are those of `sparsona run`, with the papers' numbers for defaults.
-    docs/accounting.md says what is counted.
+    have is given to those. Options are those of `sparsona run`, with the papers' numbers for defaults, and those of a
+    run for data of your own. docs/accounting.md says what is counted.
 
     \b
       sparsona cost fedspa --data cifar10 --model vgg11

@@ -34,7 +34,7 @@ from sparsona.engine.graphs import Graph, Links, links, read_graph
 from sparsona.engine.graphs import check as check_graph
 from sparsona.engine.pace import check_clients, value_of
 from sparsona.runs.declaration import Option, as_tuple, option, options_of
-from sparsona.runs.options import OPTIONS, RunConfig
+from sparsona.runs.options import NUM_CLIENTS, OPTIONS, RunConfig
 from sparsona.runs.request import choose, fit_clients, parse_method
 from sparsona.runs.validation import check, merge_errors
 from sparsona.sparsity.search import mask_counts
@@ -102,7 +102,7 @@ class CostOptions(BaseModel):
 
 
 # Where a cost is not that of the run with the same options: the defaults are those of the papers' tables, and there is
-# no data set unless one is named.
+# no data set unless one is named. With the user's own data they are those of a run.
 PAPERS = {"rounds": 1000, "clients": 100, "per_round": 10, "batch_size": 128}
 
 
@@ -181,8 +181,9 @@ def cost(method: str | methods.MethodCard | Callable[..., Any], *, model: Any = 
             name after a colon. Or a MethodCard or a factory, as `train` takes them.
         model: the name of a network, or an nn.Module (which needs `input_shape` and `classes`); left out, it is the
             default of `data`.
-        options: those of a run (`rounds`, `graph`, `preset`, ...), whose defaults are those of the papers' tables; the
-            method's own (`epochs`, `density`, ...); and `CostOptions` (`samples`, `counting`, ...).
+        options: those of a run (`rounds`, `graph`, `preset`, ...), whose defaults are those of the papers' tables, and
+            of a run for data of your own; the method's own (`epochs`, `density`, ...); and `CostOptions` (`samples`,
+            `counting`, ...).
 
     Returns:
         Bytes, FLOPs and memory; `to_json` has every figure.
@@ -208,6 +209,8 @@ def cost(method: str | methods.MethodCard | Callable[..., Any], *, model: Any = 
     published = methods.published(row, given)
     chosen = choose(row, kind, published, given, others=CostOptions.model_fields)
     usual = {key: value for key, value in PAPERS.items() if key != "per_round" or not row.peers}
+    if "data" in chosen.run and catalog.parse_spec(str(chosen.run["data"]))[1]:
+        usual = {"clients": NUM_CLIENTS}  # no paper has the user's own data: a cost is that of a run
     own_options, of_cost = check(CostOptions, cost_values, "a cost")
     run, of_run = check(RunConfig, {**usual, **chosen.run, "method": name}, "a cost")
     run = run and fit_clients(run, chosen.published, published)
@@ -340,7 +343,7 @@ def _samples(
 ) -> tuple[int, str]:
     """How many examples a client trains on, and where that number comes from if it was not given.
 
-    What is used and held back is that of a preset, if it says so.
+    What is used and held back is that of a preset, if it says so, and of the user's own data that of a run.
     """
     if source is None or options.samples is not None:
         return options.samples or 500, ""
@@ -351,14 +354,15 @@ def _samples(
             hint="give a number, for example --samples 200",
         )
     assert run.clients is not None
-    splits_all = "test" in published and run.test == "split"
-    published_by = "" if isinstance(source, OwnSource) else "published "
+    is_own = isinstance(source, OwnSource)
+    splits_all = (run.test == "split" and "test" in published) or (is_own and not source.num_train)
+    published_by = "" if is_own else "published "
     total, what = (source.num_train, "training ") if source.num_train else (source.num_examples, "")
     if splits_all:
         total, what = source.num_examples, ""
-    used = run.data_rate if "data_rate" in published else 1.0
+    used = run.data_rate if is_own or "data_rate" in published else 1.0
     held = {
-        "validation": run.validation_rate if "validation_rate" in published else 0.0,
+        "validation": run.validation_rate if is_own or "validation_rate" in published else 0.0,
         "testing": run.test_rate if splits_all else 0.0,
     }
     rates = " and ".join(f"{rate:.0%} for {purpose}" for purpose, rate in held.items() if rate)
