@@ -55,6 +55,7 @@ class ProgressUpdate:
         rounds: rounds planned.
         doing: the activity; empty when a start is over.
         seconds: since the run started.
+        is_over: whether the run is over. Only of one in a process of its own, of which there is no `RunEnd`.
 
     Example:
         >>> print(ProgressUpdate("FedAvg", 0, 0, 30, "reading digits", 0.0))
@@ -67,9 +68,10 @@ class ProgressUpdate:
     rounds: int
     doing: str
     seconds: float
+    is_over: bool = False
 
     def __str__(self) -> str:
-        return f"{self.title}: {self.doing or 'ready'}"
+        return f"{self.title}: {self.doing or ('finished' if self.is_over else 'ready')}"
 
 
 @dataclass(frozen=True, slots=True)
