@@ -247,3 +247,10 @@ def test_runs_in_processes_say_how_far_they_are(tmp_path, monkeypatch):
     # A run begins when a process is free, and not in a queue.
     assert begun[2] == "c"
     assert told.index(by_run["C"][0]) > told.index(by_run["B"][-1])
+
+
+def test_progress_tells_methods_of_one_title_apart(tmp_path, capsys):
+    options = {"clients": 4, "rounds": 1, "data_rate": 0.1, "executor": "serial", "progress": True}
+    comparisons.compare(["local", "fedspa:density=0.2", "fedspa"], seeds=2, **options, out=tmp_path / "all")
+    shown = {line.partition(":")[0] for line in capsys.readouterr().err.splitlines() if "finished" in line}
+    assert shown == {f"{name}, seed {seed}" for name in ("Local", "fedspa_density-0.2", "fedspa") for seed in (0, 1)}

@@ -43,7 +43,7 @@ from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_compari
 from sparsona.runs.failed import failed_run, read_failed, write_failed
 from sparsona.runs.folder import RunFolder, make_empty_folder, warn
 from sparsona.runs.manifest import read_manifest
-from sparsona.runs.observers import ObserverList, ProgressUpdate
+from sparsona.runs.observers import ObserverList, ProgressUpdate, Titled
 from sparsona.runs.options import BEFORE, CONDITIONS, MATCHES, OF_DATA, OPTIONS, Matched, RunConfig
 from sparsona.runs.progress import shown_progress
 from sparsona.runs.request import parse_method
@@ -506,21 +506,23 @@ def _compare(
     jobs: int,
 ) -> Comparison:
     titles = {folder: methods.card(config.method).title for folder, config, _ in planned}
+    shown = _shown_titles(planned, titles)
     failures: Mapping[Path, BaseException] = {}
     if jobs > 1:
-        failures = play_in_processes(planned, titles, federation, model, observers, jobs)
+        failures = play_in_processes(planned, shown, federation, model, observers, jobs)
     runs, failed = [], read_failed(path)
     errors: list[Exception] = []
     for folder, config, method_config in planned:
+        observing = ObserverList([Titled(observers, shown[folder])])
         try:
             if (error := failures.get(folder)) is not None:
                 raise error
             if jobs > 1:
                 runs.append(load_run(folder, federation, model, functions=config.functions))
             elif (folder / "config.json").exists():
-                runs.append(resume_run(folder, federation, model, observers, functions=config.functions))
+                runs.append(resume_run(folder, federation, model, observing, functions=config.functions))
             else:
-                runs.append(start_run(config, federation, model, folder, observers, method_config=method_config))
+                runs.append(start_run(config, federation, model, folder, observing, method_config=method_config))
             failed.pop(folder.name, None)
         except Exception as error:  # a method's fault, or one of a person's model, must not cost the others their runs
             if is_of_machine(error):
@@ -539,6 +541,18 @@ def _compare(
         reached = sorted({run.summary["rounds"] for run in runs})
         warn(f"these runs stopped at different rounds ({reached}): their results do not compare")
     return Comparison(path, runs, tuple(failed.values()))
+
+
+def _shown_titles(
+    planned: Sequence[tuple[Path, RunConfig, BaseModel | None]], titles: Mapping[Path, str]
+) -> dict[Path, str]:
+    """What progress calls each run: the title of its method or, of several with the same one, as the method was written
+    in the name of the folder."""
+    written = {folder: folder.name.removesuffix(f"-seed{config.seed}") for folder, config, _ in planned}
+    namesakes: dict[str, set[str]] = {}
+    for folder, title in titles.items():
+        namesakes.setdefault(title, set()).add(written[folder])
+    return {folder: title if len(namesakes[title]) == 1 else written[folder] for folder, title in titles.items()}
 
 
 def play_in_processes(
