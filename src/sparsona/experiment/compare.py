@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from sparsona import methods
 from sparsona.core.arguments import place, text, whole
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import SparsonaError
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.data.split_plan import MOST_SEED
@@ -296,7 +296,7 @@ def _plan_runs(
         warn(f"options were tuned with different numbers of trials: {tried}")
     if unused := set(options) - used:
         known = set(OPTIONS).union(*(methods.factory(entry.row)[1].model_fields for entry in entries))
-        raise unknown_name(f"option of {', '.join(entry.text for entry in entries)}", sorted(unused)[0], known)
+        raise methods.unknown_option([entry.text for entry in entries], sorted(unused)[0], known)
     _check_conditions(entries, {one.text: planned[one.text, numbers[0]][0] for one in entries}, given)
     configs = [config for config, _ in planned.values()]
     if alike := [text for (text, _), (config, _) in planned.items() if configs.count(config) > 1]:

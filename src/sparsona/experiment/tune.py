@@ -17,7 +17,7 @@ import filelock
 
 from sparsona import methods
 from sparsona.core.arguments import number, place, text, truth, whole
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import SparsonaError
 from sparsona.core.printable import printable
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
@@ -415,7 +415,7 @@ def _spaces(request: Request) -> dict[str, Space]:
     used: set[str] = set()
     known = set(OPTIONS).union(*(methods.factory(parse_method(name)[0])[1].model_fields for name in request.names))
     if unknown := sorted(set(request.options) - known):
-        raise unknown_name(f"option of {', '.join(request.names)}", unknown[0], known)
+        raise methods.unknown_option(request.names, unknown[0], known)
     for name in request.names:
         row_name, own = parse_method(name)
         row = methods.card(row_name)
@@ -429,7 +429,7 @@ def _spaces(request: Request) -> dict[str, Space]:
                 used.add(key)
         found[name] = {key: values for key, values in space.items() if key not in fixed}
     if unused := sorted(set(request.search) - used):
-        raise unknown_name("option to search", unused[0], known)
+        raise methods.unknown_option(request.names, unused[0], known)
     if conditions := sorted(key for key in request.search if key in OPTIONS and OPTIONS[key].condition):
         raise SparsonaError(
             f"a search over {conditions[0]}",
