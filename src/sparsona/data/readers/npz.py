@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import sys
 import zipfile
 import zlib
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.packing import Packing
-from sparsona.core.printable import printable
+from sparsona.core.printable import warn_once
 from sparsona.data.names import Names, clean_name, clean_names
 from sparsona.data.partition.by_owner import number_owners
 from sparsona.data.pool import Array, Pool, View
@@ -260,7 +258,7 @@ def _tell_unknown(path: Path, unknown: list[str]) -> None:
         )
     if unknown:
         names = ", ".join(f"'{clean_name(name)}'" for name in unknown)
-        _warn_once(f"'{path}': arrays that are not used: {names}; read are {EXPECTED}")
+        warn_once(f"'{path}': arrays that are not used: {names}; read are {EXPECTED}")
 
 
 def _refuse_bombs(path: Path, saved: Any) -> None:
@@ -294,12 +292,6 @@ def _nearest(path: Path) -> str:
     names = [one.name for one in folder.glob("*.npz")] if folder.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=1)
     return f"did you mean '{path.with_name(near[0])}'?" if near else f"it was looked for in '{folder}'"
-
-
-@cache
-def _warn_once(text: str) -> None:
-    """A comparison reads the same file for every run."""
-    print(f"warning: {printable(text)}", file=sys.stderr)
 
 
 def _pack_inputs(arrays: dict[str, Array], path: Path) -> Packing | None:
