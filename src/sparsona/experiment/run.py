@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsona.analysis import summary as summaries
+from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import human_bytes
 from sparsona.analysis.measure import measure_curve, measure_of_metric, metric_values
 from sparsona.analysis.view import RunView, read_view
@@ -87,6 +88,8 @@ class Run:
             more = [f"{name} {value:.1%}" for name, value in known.items() if value is not None] + more
         if (density := self.config["options"].get("density")) is not None:
             more.append(f"density {density:g}")
+        if (stop := self.summary.get("early_stop")) is not None:
+            more.append(early_stop_sentence(stop))
         return f"{printable(first, kept='')}\n  {printable(', '.join(more), kept='')}"
 
     @property
