@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -624,12 +625,16 @@ class Comparison:
             per: a line for each "method" (mean and spread over seeds), "client" or "round".
 
         Returns:
-            The frame. Accuracies are from 0 to 1.
+            The frame. Accuracies are from 0 to 1; NaN where a figure is not known.
         """
         from sparsona.analysis.extra import import_extra
         from sparsona.analysis.numbers import numbers
 
-        return import_extra("pandas", "data frames", "pandas").DataFrame(numbers(self.views(), per))
+        # Of None alone pandas would make a column of objects; beside a number it makes NaN of it.
+        lines = [
+            {key: math.nan if one is None else one for key, one in line.items()} for line in numbers(self.views(), per)
+        ]
+        return import_extra("pandas", "data frames", "pandas").DataFrame(lines)
 
     def to_csv(self, path: str | Path | None = None, per: Per = "method") -> str:
         """The same numbers as CSV.
