@@ -139,14 +139,19 @@ def federate(
         view = View()  # bytes are stored as such, and divided by 255
     classes = table.class_names if class_names is None else clean_names(class_names, "classes")
     (y,), classes = name_classes([table.y], [""], classes)
+    of_owners, whose = None, None
+    if owners is not None:
+        owners, of_owners = owner_names(owners)
+        owners = validate.check_owners(owners).numpy()
+        whose = owners, of_owners
     packing = None
     if is_several(table.x):
-        x, packing = pack(table.x)
+        x, packing = pack(table.x, owners=whose)
         refuse_other(packing, view, tokens)
     else:
-        x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens)
+        x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens, owners=whose)
     requested, task = task, validate.find_task([y], task)
-    y = validate.check_targets(y, as_tokens=tokens, task=requested)
+    y = validate.check_targets(y, as_tokens=tokens, task=requested, owners=whose)
     validate.check_lengths(x, y)
     if not len(x):
         raise SparsonaError("no examples", expected="at least one row in x and y")
@@ -157,10 +162,7 @@ def federate(
         raise SparsonaError(
             f"num_train is {num_train} of {len(x)} examples", expected="some examples to train on and some to test on"
         )
-    of_owners = None
     if owners is not None:
-        owners, of_owners = owner_names(owners)
-        owners = validate.check_owners(owners).numpy()
         if len(owners) != len(x):
             raise SparsonaError(f"{len(owners)} owners for {len(x)} examples", expected="one owner per example")
         owners = number_owners(owners)
