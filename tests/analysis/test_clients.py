@@ -115,6 +115,23 @@ def test_against_another_run_clients_are_matched(tmp_path):
         client_effects(run, elsewhere)
 
 
+def test_columns_of_clients_are_called_as_what_is_compared(tmp_path):
+    def columns(run, against):
+        row, *_ = client_effects(run, against).changes[0].client_rows()
+        assert list(row)[::4] == ["client", "change"]
+        return list(row)[2:4]
+
+    score = {"received": [4, 1, 2, 4], "global": [2, 2, 2, 2]}
+    run, same = make_run(tmp_path / "run", score), make_run(tmp_path / "same", score)
+    assert columns(run, make_run(tmp_path / "other", score, title="FedAvg")) == ["FedAvg", "FedSpa"]
+    assert columns(run, same) == ["same", "run"]
+    (tmp_path / "more").mkdir()
+    assert columns(run, namesake := make_run(tmp_path / "more" / "run", score)) == [str(namesake.path), str(run.path)]
+    assert columns(make_run(tmp_path / "train", score), same) == [str(same.path), str(tmp_path / "train")]
+    assert columns(run, RunFolder.open(run.path)) == ["other run", "this run"]
+    assert columns(run, "global") == ["global", "received"]
+
+
 def test_a_drop_is_weighted_and_of_the_bottom_decile(tmp_path):
     run = make_run(tmp_path / "run", {"received": [4, 1, 2, 4]})
     other = make_run(tmp_path / "other", {"received": [4, 3, 4, 4]}, title="FedAvg")

@@ -43,7 +43,26 @@ from sparsona.runs.folder import RunFolder
             ["compare", "fedspa", "local", "--set", "serach=rsm"],
             ["unknown option of fedspa, local 'serach'", "'search'"],
         ),
-        (["run", "fedavg", "--density", "0.5"], ["unknown option of fedavg 'density'"]),
+        (
+            ["run", "fedavg", "--density", "0.5"],
+            ["unknown option of fedavg 'density'", "fedavg has none: it is an option of fedspa, ", ", dispfl\n"],
+        ),
+        (
+            ["run", "fedavg", "--set", "densty=0.5"],
+            [
+                "unknown option of fedavg 'densty'",
+                "did you mean 'density'? fedavg has none: it is an option of fedspa,",
+            ],
+        ),
+        (
+            ["compare", "fedavg", "local", "--density", "0.5"],
+            ["unknown option of fedavg, local 'density'", "none of fedavg, local has it: it is an option of fedspa, "],
+        ),
+        (["tune", "fedavg", "--density", "0.5"], ["fedavg has none: it is an option of fedspa, "]),
+        (["tune", "fedavg", "--search", "density=0.5"], ["fedavg has none: it is an option of fedspa, "]),
+        (["cost", "fedavg", "local", "--density", "0.5"], ["none of fedavg, local has it: it is an option of fedspa"]),
+        (["run", "fedavg", "--set", "metrics=F1"], ["unknown metric 'F1'", "did you mean 'f1'?"]),
+        (["run", "fedavg", "--partition", "person"], ["unknown partition 'person'", "did you mean 'natural'?"]),
         (["run", "fedspa", "--set", "density"], ["'density' is not an option", "key=value"]),
         (["run", "fedspa", "--density", "0"], ["density = 0.0", "greater than 0", "give density another value"]),
         (["run", "fedspa", "--density", "1.5"], ["density = 1.5", "less than or equal to 1"]),
@@ -97,6 +116,7 @@ def test_refused(say, tmp_path, monkeypatch, args, words):
     ("args", "words"),
     [
         (["run", "fedspa", "--cliens", "3"], ["No such option '--cliens'", "Did you mean '--clients'?"]),
+        (["run", "fedspa", "--learning-rate", "1"], ["No such option '--learning-rate'", "Did you mean '--lr'?"]),
         (["rnu", "fedspa"], ["No such command 'rnu'", "Did you mean 'run'?"]),
         (["run"], ["Missing argument 'METHOD'"]),
         (["run", "fedspa", "--rounds", "many"], ["Invalid value for '--rounds'", "'many'"]),

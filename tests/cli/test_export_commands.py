@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -108,3 +109,19 @@ def test_evaluate_writes_each_figure_as_the_table_does(call, folder):
     line = next(line for line in text.splitlines() if "south" in line)
     assert line.split()[2] == f"{row['accuracy']:.2%}"
     assert line.split()[-2:] == [f"{row['f1']:.2%}", f"{row['auc']:.4g}"]
+
+
+def test_who_is_meant_by_a_number(say):
+    x, y = np.random.default_rng(0).random((12, 3), dtype=np.float32), np.arange(12) % 2
+    federation = sp.Federation.from_clients(dict.fromkeys(("person-1", "person-2", "1"), (x, y)))
+    sp.train("local", federation, rounds=1, out="run", device="cpu")
+    np.savez("new.npz", x=x, y=y)
+    named = "client 0 is person-1\n"
+    for command in (("evaluate", "run", "--data", "new.npz"), ("export", "run", "--out", "models")):
+        assert (
+            say(*command, "--client", "0", "--client", "person-1", "--client", "1").err == named
+        )  # the last is a name
+        shutil.rmtree("models", ignore_errors=True)
+        assert say(*command, "--client", "all").err == ""
+    assert say("evaluate", "run", "--client", "0", "--data", "new.npz").err == named
+    assert say("export", "run", "--client", "0").err == named

@@ -138,6 +138,24 @@ def test_people_need_no_more_than_can_be_split():
         federate(x, y, clients=5, partition="iid")
 
 
+def test_people_who_are_left_out_are_named_once(capsys):
+    names = ["ana"] + ["bo"] * 9 + [f"p{number:02d}" for number in range(9)] + ["zoe"] * 2
+    x, y = np.arange(len(names), dtype=np.float32), np.arange(len(names)) % 2
+    for _ in range(2):
+        f = federate(x, y, owners=names, name="people")
+    assert f.client_names == ("bo", "zoe")
+    assert capsys.readouterr().err == (
+        "warning: people: owners left out: 10 with fewer than 2 examples, too few to be split: "
+        "ana, p00, p01, p02, p03 and 5 more\n"
+    )
+    federate(x, y, owners=names, name="several", min_train=5, min_size=2)
+    assert capsys.readouterr().err.endswith("and 5 more; 1 with fewer than 5 to train on (min_train): zoe\n")
+    federate(x, y, owners=np.unique(names, return_inverse=True)[1], name="numbers")
+    assert capsys.readouterr().err.endswith("owners left out: 10 with fewer than 2 examples, too few to be split\n")
+    federate(x[1:10], y[1:10], owners=names[1:10], name="all are there")
+    assert capsys.readouterr().err == ""
+
+
 def test_people_without_published_test_examples_are_left_out():
     owners = writers()
     owners[NUM_TRAIN:][owners[NUM_TRAIN:] == 3] = 4

@@ -201,6 +201,27 @@ def test_a_column_of_the_libraries_own_numbers():
         federate(Frame(age=ages, y=Y.tolist()), clients=2)
 
 
+def test_gaps_are_said_to_be_whose():
+    x, y = np.zeros((24, 2), np.float32), np.linspace(0, 1, 24)
+    x[[5, 6, 13]] = np.nan
+    names = [f"p{place // 2:02d}" for place in range(24)]
+    said = "x holds NaN or infinity in 3 of 24 examples, of owners p02, p03, p06, the first is example 5"
+    with pytest.raises(SparsonaError, match=said):
+        federate(x, Y, owners=names)
+    with pytest.raises(SparsonaError, match="in 3 of 24 examples, of owner 40, the first"):
+        federate(x, Y, owners=[-1 if place == 5 else 40 if place in (6, 13) else 7 for place in range(24)])
+    with pytest.raises(SparsonaError, match="in 24 of 24 examples, of owners p00, p01, p02, p03, p04 and 7 more, the"):
+        federate(x * 0 + np.inf, Y, owners=names)
+    with pytest.raises(SparsonaError, match=r"input 'b': x holds NaN or infinity in 3 of 24 examples, of owners p02,"):
+        federate({"a": x * 0 == 0, "b": x}, Y, owners=names)
+    y[[8, 9]] = np.nan
+    with pytest.raises(SparsonaError, match="y holds NaN or infinity in 2 of 24 examples, of owner p04, the first is"):
+        federate(x[:, :0].sum(1), y, owners=names, task="regression")
+    for wrong in (names[:5], [-1] * 24):  # of whom, is not known
+        with pytest.raises(SparsonaError, match="in 3 of 24 examples, the first is example 5"):
+            federate(x, Y, owners=wrong)
+
+
 def test_hugging_face_columns_names_and_published_split():
     table = HuggingFace({"signal": X.tolist(), "label": Y.tolist(), "who": ["p", "q"] * 12}, NAMES)
     by_owner = federate(table, owner="who")

@@ -7,15 +7,20 @@ import json
 import re
 import signal
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import EAGER, completed, small, start, traces
+from processes import EAGER, completed, small, start, traces, wait_until
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.experiment import build
 from sparsona.experiment import compare as comparisons
+from sparsona.runs.manifest import Manifest
+from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import RunConfig
 
 
@@ -194,3 +199,58 @@ def test_a_transform_that_one_method_refuses_is_found_before_anything_is_trained
     with pytest.raises(SparsonaError, match="topk"):
         sp.compare(["fedspa", "fedavg"], clients=4, rounds=1, transform=["topk:0.1"], out=tmp_path / "cmp")
     assert not (tmp_path / "cmp").exists()
+
+
+def test_runs_in_processes_say_how_far_they_are(tmp_path, monkeypatch):
+    """Of processes that are played by threads: what observers receive, from a run's start to its end."""
+    begun, told = [], []
+    go_on = threading.Event()
+
+    def play(path, values, given):
+        folder = Path(path)
+        begun.append(folder.name)
+        wait_until(lambda: folder.name.upper() in {one.title for one in told})
+        (folder / "checkpoint").mkdir(parents=True)
+        Manifest(3, False, 60.0, 1, {}).write(folder)
+        if folder.name == "a":  # stops early, after it was seen under way
+            assert go_on.wait(10)
+            Manifest(5, True, 100.0, 2, {}).write(folder)
+        if folder.name == "b":
+            raise ValueError("no such layer")
+        if folder.name == "c":
+            Manifest(9, True, 120.0, 2, {}).write(folder)
+
+    def observe(progress):
+        told.append(progress)
+        if (progress.title, progress.completed) == ("A", 3):
+            go_on.set()
+
+    monkeypatch.setattr(comparisons, "processes", ThreadPoolExecutor)
+    monkeypatch.setattr(comparisons, "unless_stopped", lambda function, *args: function(*args))
+    monkeypatch.setattr(comparisons, "_play_run", play)
+    monkeypatch.setattr(comparisons, "PROGRESS_SECONDS", 0.02)
+    planned = [(tmp_path / name, RunConfig(method="local", rounds=9), None) for name in "abc"]
+    titles = {folder: folder.name.upper() for folder, _, _ in planned}
+    failed = comparisons.play_in_processes(planned, titles, None, None, ObserverList([observe]), 2)
+    assert [(folder.name, str(error)) for folder, error in failed.items()] == [("b", "no such layer")]
+    by_run = {title: [one for one in told if one.title == title] for title in "ABC"}
+    assert [(one.completed, one.doing, one.is_over) for one in by_run["A"]] == [
+        (0, "in a process of its own", False),
+        (3, "in a process of its own", False),
+        (5, "stopped early", True),
+    ]
+    assert [one.is_over for ones in by_run.values() for one in ones].count(True) == 3
+    assert [(one[-1].completed, one[-1].doing, one[-1].seconds) for one in (by_run["B"], by_run["C"])] == [
+        (3, "failed", 60.0),
+        (9, "", 120.0),
+    ]
+    # A run begins when a process is free, and not in a queue.
+    assert begun[2] == "c"
+    assert told.index(by_run["C"][0]) > told.index(by_run["B"][-1])
+
+
+def test_progress_tells_methods_of_one_title_apart(tmp_path, capsys):
+    options = {"clients": 4, "rounds": 1, "data_rate": 0.1, "executor": "serial", "progress": True}
+    comparisons.compare(["local", "fedspa:density=0.2", "fedspa"], seeds=2, **options, out=tmp_path / "all")
+    shown = {line.partition(":")[0] for line in capsys.readouterr().err.splitlines() if "finished" in line}
+    assert shown == {f"{name}, seed {seed}" for name in ("Local", "fedspa_density-0.2", "fedspa") for seed in (0, 1)}

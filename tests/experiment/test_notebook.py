@@ -53,6 +53,15 @@ def test_tables_in_files(both: Comparison, tmp_path: Path) -> None:
     assert frame["accuracy"].between(0, 1).all()
 
 
+@pytest.mark.parametrize("per", ["method", "client", "round"])
+def test_what_is_not_known_is_nan_in_a_frame(both: Comparison, per: Any) -> None:
+    frame = both.to_frame(per)
+    assert not frame.map(lambda value: value is None).any(axis=None)
+    if per == "method":
+        assert frame["accuracy_last10"].dtype == frame["hurt_against_local"].dtype == float
+        assert frame["accuracy_last10"].isna().all()  # there were no ten evaluations
+
+
 class Display:
     """A stand-in for IPython's display: what is shown, and what it is replaced by."""
 

@@ -112,6 +112,7 @@ def test_a_run_ends_as_finished_and_says_so(stopped):
     said = "topped early after round 3 of 9, best validation at round 1"
     assert said in run.summary["protocol"]
     assert "by the mean accuracy of clients on validation data" in run.summary["protocol"]
+    assert repr(run).endswith(f", s{said}")
     assert notes([run.view]) == [f"FedAvg s{said}."]
 
 

@@ -29,7 +29,8 @@ QUANTILES = {"worst": 0, "10%": 10, "median": 50, "90%": 90, "best": 100}
 class Change:
     """The accuracies (0 to 1) of two models for each client, on the data that `name` says.
 
-    `samples` is each client's number of training examples; `labels` are the clients' names, if they have any.
+    `samples` is each client's number of training examples; `labels` are the clients' names, if they have any. `models`
+    is what the two are called in a table of clients.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Change:
     after: np.ndarray
     samples: np.ndarray
     labels: tuple[str, ...] = ()
+    models: tuple[str, str] = ("before", "after")
 
     def who(self, place: int) -> str:
         """The client at this place by name, or by number."""
@@ -89,8 +91,8 @@ class Change:
             {
                 "client": self.who(place),
                 "train": f"{self.samples[place]:,}",
-                "before": f"{100 * self.before[place]:.1f}%",
-                "after": f"{100 * self.after[place]:.1f}%",
+                self.models[0]: f"{100 * self.before[place]:.1f}%",
+                self.models[1]: f"{100 * self.after[place]:.1f}%",
                 "change": signed(self.gains[place]),
             }
             for place in np.argsort(self.gains, kind="stable").tolist()
@@ -209,7 +211,7 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
         a, b = run.config.get(key), other.config.get(key)
         if a != b:
             notes.append(f"Not the same {key}: {a} and {b}.")
-    names = [f"{folder.facts.title}" for folder in (run, other)]
+    names = [folder.facts.title for folder in (run, other)]
     if names[0] == names[1]:
         names = [f"{name}, {folder.path.name}" for name, folder in zip(names, (run, other), strict=True)]
     title = f"{names[0]} ({point}) over {names[1]} ({shared})"
@@ -247,7 +249,20 @@ def _change(name: str, run: RunFolder, after: str, other: RunFolder, before: str
         return None
     samples = run.facts.sizes[clients, 0]
     old, new = (np.array([table[client] for client in clients]) for table in tables)
-    return Change(name, np.array(clients), old, new, samples, names_at(run.facts.client_names, clients))
+    models = (before, after) if other is run else _names_of_runs(other, run)
+    return Change(name, np.array(clients), old, new, samples, names_at(run.facts.client_names, clients), models)
+
+
+def _names_of_runs(other: RunFolder, run: RunFolder) -> tuple[str, str]:
+    """What two runs are called as columns: by their methods, or what else tells them apart."""
+    for names in (
+        (other.facts.title, run.facts.title),
+        (other.path.name, run.path.name),
+        (str(other.path), str(run.path)),
+    ):
+        if names[0] != names[1] and not {"client", "train", "change"} & {*names}:  # the other columns
+            return names
+    return "other run", "this run"
 
 
 def names_at(names: Sequence[str], clients: Sequence[int]) -> tuple[str, ...]:

@@ -44,9 +44,9 @@ def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], 
       sparsona cost dispfl --model resnet18 --classes 10 --graph ring
       sparsona cost fedspa --data mine.npz --clients 20
     """
-    from sparsona.core.errors import unknown_name
     from sparsona.costs import cost as find_cost
     from sparsona.costs import options_for
+    from sparsona.methods import unknown_option
 
     options = gather(config, pairs, {key: value for key, value in flags.items() if value != ()})
     check_reserved(find_cost, options)
@@ -59,7 +59,7 @@ def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], 
         return
     known = {method: options_for(method) for method in methods}
     if unknown := sorted(set(options) - set().union(*known.values())):
-        raise unknown_name(f"option of {', '.join(methods)}", unknown[0], set().union(*known.values()))
+        raise unknown_option(methods, unknown[0], set().union(*known.values()))
     reports = [find_cost(m, **{key: options[key] for key in options if key in known[m]}) for m in methods]
     if as_json:
         echo(json.dumps([report.to_json() for report in reports]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,12 +78,16 @@ def export(
 
     exporter = api.load(find_run(path)).exporter()
     suffix = FORMATS[kind or "safetensors"]
+    numbers = [*exporter.clients] if clients == ("all",) else [exporter.number(one) for one in clients]
+    if clients != ("all",):
+        _say_whose(clients, [exporter.name(one) for one in numbers])
     if len(clients) > 1 or clients == ("all",):
         folder = out or Path(f"{Path(path).name}-models")
-        chosen = [*exporter.clients] if clients == ("all",) else [*dict.fromkeys(map(exporter.number, clients))]
-        places: list[tuple[Any, Path]] = [(one, folder / f"{exporter.file_name(one)}{suffix}") for one in chosen]
+        places: list[tuple[Any, Path]] = [
+            (one, folder / f"{exporter.file_name(one)}{suffix}") for one in dict.fromkeys(numbers)
+        ]
     else:
-        whose = exporter.number(clients[0]) if clients else None
+        whose = numbers[0] if clients else None
         places = [(whose, out or Path(f"{Path(path).name}-{exporter.file_name(whose)}{suffix}"))]
     made = [exporter.write(who, where, kind, guarded=guarded, sparse=sparse, card=not no_card) for who, where in places]
     if as_json:
@@ -146,6 +151,8 @@ def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, g
     if clients == ("all",):
         which = list(range(run.config["clients"]))
     found = run.evaluate([*which, *([None] if is_shared else [])], x, y, guarded)
+    if (names := found.client_names) and clients != ("all",):
+        _say_whose(clients, [names[one.client] for one in found.results if one.client is not None])
     if as_json:
         echo(json.dumps(found.as_dict()))
         return
@@ -180,6 +187,13 @@ def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, g
                 for place, number in enumerate(kept)
             ]
         )
+
+
+def _say_whose(given: Sequence[str], names: Sequence[str]) -> None:
+    """Say which clients are meant by numbers: they count from 0, and those in names often from 1."""
+    for one, name in zip(given, names, strict=True):
+        if one.isdecimal() and name not in (one, str(int(one))):
+            echo(f"client {one} is {name}", err=True)
 
 
 def _figure(key: str, value: Any) -> str:

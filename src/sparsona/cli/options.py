@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import ELSEWHERE, SparsonaError
 
 if TYPE_CHECKING:
     from sparsona.runs.declaration import Option
@@ -72,6 +72,17 @@ def with_table(make: Callable[[], list[click.Option]]) -> type[click.Command]:
                 self.made = [*arguments, *make(), CONFIG, SET, *rest]
             help_option = self.get_help_option(ctx)
             return self.made if help_option is None else [*self.made, help_option]
+
+        def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+            try:
+                return super().parse_args(ctx, args)
+            except click.NoSuchOption as error:
+                name = error.option_name
+                ours = ELSEWHERE.get(name.removeprefix("--").replace("-", "_"), "").replace("_", "-")
+                if f"--{ours}" not in {flag for one in self.get_params(ctx) for flag in one.opts}:
+                    raise
+                text = f"No such option '{name}'. Did you mean '--{ours}'?"  # click suggests what is spelt alike
+                raise click.NoSuchOption(name, text, ctx=ctx) from None
 
     return Tabled
 

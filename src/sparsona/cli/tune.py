@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +11,9 @@ import click
 from sparsona.cli.options import MATCH, OUT, check_names, check_reserved, gather_each, run_flags, with_table
 from sparsona.cli.terminal import echo, print_results, print_table, print_text, write_page
 from sparsona.core.errors import SparsonaError
-from sparsona.core.printable import printable
+from sparsona.runs.progress import progress_bar
 
 if TYPE_CHECKING:
-    from sparsona.experiment.search import Listen
     from sparsona.experiment.tune import Tuning
 
 
@@ -84,8 +81,8 @@ def tune(
     from sparsona.experiment import tune as api
 
     check_reserved(api.tune, options)
-    with trial_bar() as listen:
-        result = api.tune(methods, search=search, out=out, listen=listen, **own, **options)
+    with progress_bar(has_seeds=own["refit_seeds"] > 1) as bar:
+        result = api.tune(methods, search=search, out=out, listen=bar.trials, observers=[bar], **own, **options)
     show_search(result, as_json)
 
 
@@ -93,8 +90,8 @@ def resume_search(folder: Path, as_json: bool, jobs: int | None) -> None:
     """Resume a search that was stopped."""
     from sparsona.experiment.tune import resume_tuning
 
-    with trial_bar() as listen:
-        result = resume_tuning(folder, jobs=jobs, listen=listen)
+    with progress_bar(has_seeds=True) as bar:
+        result = resume_tuning(folder, jobs=jobs, listen=bar.trials, observers=[bar])
     show_search(result, as_json)
 
 
@@ -107,29 +104,6 @@ def _parse_search(text: str) -> tuple[str, list[Any]]:
     return key.replace("-", "_"), [
         parse_pairs((f"{key}={value}",))[key.replace("-", "_")] for value in values.split(",")
     ]
-
-
-@contextmanager
-def trial_bar() -> Iterator[Listen]:
-    """A bar of finished trials, and what came of the last one."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn("trials"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}", markup=False), console=Console(stderr=True)) as progress:
-
-        def listen(done: int, total: int, text: str) -> None:
-            task = progress.task_ids[0] if progress.task_ids else progress.add_task("", total=total)
-            progress.update(task, completed=done, total=total, description=printable(text, kept=""))
-
-        yield listen
 
 
 def show_search(result: Tuning, as_json: bool) -> None:

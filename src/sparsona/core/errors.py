@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 from sparsona.core.printable import printable
@@ -74,6 +75,11 @@ ELSEWHERE = {
     "alpha": "partition",
     "dirichlet": "partition",
     "dataset": "data",
+    "person": "natural",
+    "user": "natural",
+    "owner": "natural",
+    "owners": "natural",
+    "writer": "natural",
     "network": "model",
     "gpu": "device",
     "cuda": "device",
@@ -101,9 +107,32 @@ ELSEWHERE = {
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> SparsonaError:
-    """An error for a misspelt name that suggests the right one: what we call it, or the nearest known name."""
+    """An error for a misspelt name that suggests the right one."""
     names = sorted(known)
-    ours = ELSEWHERE.get(name.lower(), ELSEWHERE.get(name.lower().replace("-", "_")))
-    near = [ours] if ours in names else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    hint = f"did you mean '{near[0]}'?" if near else ""
+    near = nearest(name, names)
+    hint = f"did you mean '{near}'?" if near else ""
     return SparsonaError(f"unknown {kind} '{name}'", expected="one of " + ", ".join(names), hint=hint)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The name that was probably meant: what we call it, or the most similar one.
+
+    Cases are not told apart, nor are numbers by how many zeros they begin with.
+
+    Example:
+        >>> nearest("learning-rate", ["lr", "rounds"]), nearest("person-7", ["person-07", "person-27"])
+        ('lr', 'person-07')
+    """
+    names = list(known)
+    ours = ELSEWHERE.get(name.lower(), ELSEWHERE.get(name.lower().replace("-", "_")))
+    if ours in names:
+        return ours
+    by_key: dict[str, str] = {}
+    for one in names:
+        by_key.setdefault(_without_zeros(one.lower()), one)
+    found = difflib.get_close_matches(_without_zeros(name.lower()), by_key, n=1, cutoff=0.6)
+    return by_key[found[0]] if found else None
+
+
+def _without_zeros(name: str) -> str:
+    return re.sub(r"\d+", lambda number: number[0].lstrip("0") or "0", name)

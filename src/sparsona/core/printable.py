@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from functools import cache
 
 _BEYOND_ASCII = re.compile("[^ -~]")
 
@@ -28,3 +30,9 @@ def printable(text: object, kept: str = "\n\t") -> str:
         return one if one.isprintable() or one in kept else ascii(one)[1:-1]
 
     return _BEYOND_ASCII.sub(shown, str(text))
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Print a warning about data, on stderr: a comparison reads the same data for every run."""
+    print(f"warning: {printable(text)}", file=sys.stderr)

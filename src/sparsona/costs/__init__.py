@@ -207,7 +207,9 @@ def cost(method: str | methods.MethodCard | Callable[..., Any], *, model: Any = 
         if key in OPTIONS and isinstance(reason := OPTIONS[key].cost, str)
     ]
     published = methods.published(row, given)
-    chosen = choose(row, kind, published, given, others=CostOptions.model_fields)
+    chosen = choose(row, kind, published, given)
+    known = {*OPTIONS, *kind.model_fields, *CostOptions.model_fields}
+    unknown = [methods.unknown_option([row.name], option, known) for option in chosen.unknown]
     usual = {key: value for key, value in PAPERS.items() if key != "per_round" or not row.peers}
     if "data" in chosen.run and catalog.parse_spec(str(chosen.run["data"]))[1]:
         usual = {"clients": NUM_CLIENTS}  # no paper has the user's own data: a cost is that of a run
@@ -215,7 +217,7 @@ def cost(method: str | methods.MethodCard | Callable[..., Any], *, model: Any = 
     run, of_run = check(RunConfig, {**usual, **chosen.run, "method": name}, "a cost")
     run = run and fit_clients(run, chosen.published, published)
     config, of_method = check(kind, chosen.method, name)
-    if errors := [*chosen.errors, *errors, *of_cost, *of_run, *of_method]:
+    if errors := [*unknown, *chosen.errors, *errors, *of_cost, *of_run, *of_method]:
         raise merge_errors(errors)
     return _report(row, run, own_options, config, model, chosen.run.keys() - chosen.published, chosen.published)
 

@@ -11,6 +11,7 @@ import torch
 
 from sparsona.core.arguments import whole
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.printable import warn_once
 from sparsona.core.seeds import Seeds
 from sparsona.data import validate
 from sparsona.data.client_index import ClientIndex
@@ -21,7 +22,14 @@ from sparsona.data.names import clean_names, name_of
 from sparsona.data.packing import is_several, pack, refuse_other
 from sparsona.data.partition import parse
 from sparsona.data.partition import partition as partition_labels
-from sparsona.data.partition.by_owner import count_by_owner, find_by_owner, keep_eligible, number_owners
+from sparsona.data.partition.by_owner import (
+    NAMED,
+    count_by_owner,
+    describe_left_out,
+    find_by_owner,
+    keep_eligible,
+    number_owners,
+)
 from sparsona.data.pool import Array, Pool, View
 from sparsona.data.split_plan import SplitPlan, check_arguments
 
@@ -131,14 +139,19 @@ def federate(
         view = View()  # bytes are stored as such, and divided by 255
     classes = table.class_names if class_names is None else clean_names(class_names, "classes")
     (y,), classes = name_classes([table.y], [""], classes)
+    of_owners, whose = None, None
+    if owners is not None:
+        owners, of_owners = owner_names(owners)
+        owners = validate.check_owners(owners).numpy()
+        whose = owners, of_owners
     packing = None
     if is_several(table.x):
-        x, packing = pack(table.x)
+        x, packing = pack(table.x, owners=whose)
         refuse_other(packing, view, tokens)
     else:
-        x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens)
+        x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens, owners=whose)
     requested, task = task, validate.find_task([y], task)
-    y = validate.check_targets(y, as_tokens=tokens, task=requested)
+    y = validate.check_targets(y, as_tokens=tokens, task=requested, owners=whose)
     validate.check_lengths(x, y)
     if not len(x):
         raise SparsonaError("no examples", expected="at least one row in x and y")
@@ -149,10 +162,7 @@ def federate(
         raise SparsonaError(
             f"num_train is {num_train} of {len(x)} examples", expected="some examples to train on and some to test on"
         )
-    of_owners = None
     if owners is not None:
-        owners, of_owners = owner_names(owners)
-        owners = validate.check_owners(owners).numpy()
         if len(owners) != len(x):
             raise SparsonaError(f"{len(owners)} owners for {len(x)} examples", expected="one owner per example")
         owners = number_owners(owners)
@@ -198,7 +208,12 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
     owners: list[int] = []
     left_out: dict[str, int] = {}
     if partition.name == "natural" and pool.owners is not None:
-        eligible, left_out = _find_eligible(pool, plan, holdout, seeds)
+        eligible, lost = _find_eligible(pool, plan, holdout, seeds)
+        left_out = {missing: len(those) for missing, those in lost.items()}
+        if left_out:
+            names_of = pool.owner_names or ()
+            called = {why: [names_of[one] for one in those[:NAMED]] for why, those in lost.items() if names_of}
+            warn_once(describe_left_out(left_out, f"{pool.name}: owners left out: ", called))
         # By one example of each: which owners are drawn depends on how many there are, not on what they have.
         drawn = partition_labels(plan.partition, eligible, plan.clients, seeds.shared("partition"), 0, owners=eligible)
         owners = [int(eligible[one[0]]) for one in drawn]
@@ -248,8 +263,8 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
     )
 
 
-def _find_eligible(pool: Pool, plan: SplitPlan, holdout: Holdout, seeds: Seeds) -> tuple[Array, dict[str, int]]:
-    """The owners with enough examples to be clients, and how many others there are, by what they lack."""
+def _find_eligible(pool: Pool, plan: SplitPlan, holdout: Holdout, seeds: Seeds) -> tuple[Array, dict[str, Array]]:
+    """The owners with enough examples to be clients, and the others, by what they lack."""
     assert pool.owners is not None
     end = holdout.num_shared(pool)
     num_owners = int(pool.owners.max()) + 1

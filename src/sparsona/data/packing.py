@@ -24,7 +24,9 @@ def is_several(x: Any) -> bool:
     return isinstance(x, tuple) and bool(x) and all(hasattr(one, "shape") and len(one.shape) for one in x)
 
 
-def pack(x: Any, where: str = "", expected: Packing | None = None) -> tuple[Tensor, Packing]:
+def pack(
+    x: Any, where: str = "", expected: Packing | None = None, owners: validate.Owners = None
+) -> tuple[Tensor, Packing]:
     """Several inputs as one tensor.
 
     Args:
@@ -32,6 +34,7 @@ def pack(x: Any, where: str = "", expected: Packing | None = None) -> tuple[Tens
             model as int64, and bools must be exact in float32.
         where: whose inputs they are, for errors.
         expected: the inputs of other examples of this data, which these must agree with.
+        owners: whose each example is, for errors.
 
     Returns:
         float32 [N, numbers of an example], and where each input is in it.
@@ -50,7 +53,7 @@ def pack(x: Any, where: str = "", expected: Packing | None = None) -> tuple[Tens
     columns: list[Tensor] = []
     for place, (name, array) in enumerate(zip(names, given, strict=True)):
         label = f"{where}input '{name}': " if name else f"{where}input {place}: "
-        values, kind = _numbers(array, label)
+        values, kind = _numbers(array, label, owners)
         if columns and len(values) != len(columns[0]):
             raise SparsonaError(
                 f"{label}{len(values)} examples", expected=f"{len(columns[0])}, as the input before it has"
@@ -81,11 +84,11 @@ def refuse_other(packing: Packing | None, view: View | None, tokens: bool, where
         )
 
 
-def _numbers(array: Any, label: str) -> tuple[Tensor, str]:
+def _numbers(array: Any, label: str, owners: validate.Owners) -> tuple[Tensor, str]:
     values = validate.as_array("x", array, label)
     if not values.ndim:
         raise SparsonaError(f"{label}one number", expected="an array with one row per example")
-    found = validate.check_inputs(values, label)
+    found = validate.check_inputs(values, label, owners=owners)
     if values.dtype.kind == "f":
         return found, "float32"
     if values.dtype.kind == "b":

@@ -12,13 +12,21 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.targets import TASKS
 from sparsona.core.tokens import NUM_SPECIAL
+from sparsona.data.names import Names, name_of
 from sparsona.data.pool import Array
 
+SOME = 5  # values or owners that an error lists
 
-def check_inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: bool = False) -> Tensor:
+Owners = tuple[Array, Names] | None  # of examples, as `owner_names` returns them; None: not known
+
+
+def check_inputs(
+    x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: bool = False, owners: Owners = None
+) -> Tensor:
     """Inputs as a contiguous float32 tensor without NaN; not copied if they are that already.
 
-    With `as_bytes`, uint8 stays uint8; with `as_tokens`, whole numbers become int32.
+    With `as_bytes`, uint8 stays uint8; with `as_tokens`, whole numbers become int32. An error says whose examples are
+    wrong.
     """
     array = as_array("x", x, where)
     if array.dtype.kind not in "fiub" or not array.ndim:
@@ -39,15 +47,26 @@ def check_inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: 
         return torch.from_numpy(np.require(array, requirements=["C", "W"]))
     with np.errstate(over="ignore"):  # raised below
         array = np.require(array, np.float32, ["C", "W"])
-    is_finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
-    if not is_finite.all():
-        bad = np.flatnonzero(~is_finite)
-        raise SparsonaError(
-            f"{where}x holds NaN or infinity in {len(bad)} of {len(array)} examples, the first is example {bad[0]}",
-            expected="finite numbers that fit into float32",
-            hint="drop these examples or fill the gaps",
-        )
+    _check_finite("x", array, where, owners)
     return torch.from_numpy(array)
+
+
+def _check_finite(name: str, array: Array, where: str, owners: Owners) -> None:
+    is_finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+    if is_finite.all():
+        return
+    bad = np.flatnonzero(~is_finite)
+    whose = ""
+    if owners is not None and len(owners[0]) == len(array):  # otherwise refused later
+        found = [name_of(owners[1], owner) for owner in np.unique(owners[0][bad]).tolist() if owner >= 0]
+        more = f" and {len(found) - SOME:,} more" if len(found) > SOME else ""
+        whose = f", of owner{'s' * (len(found) > 1)} {', '.join(found[:SOME])}{more}" if found else ""
+    raise SparsonaError(
+        f"{where}{name} holds NaN or infinity in {len(bad)} of {len(array)} examples{whose}, the first is example "
+        f"{bad[0]}",
+        expected="finite numbers that fit into float32",
+        hint="drop these examples or fill the gaps",
+    )
 
 
 def as_array(name: str, value: Any, where: str) -> Array:
@@ -157,7 +176,9 @@ def _is_zero_or_one(array: Array) -> bool:
     return bool(((array == 0) | (array == 1)).all())
 
 
-def check_targets(y: Any, where: str = "", *, as_tokens: bool = False, task: str = "auto") -> Tensor:
+def check_targets(
+    y: Any, where: str = "", *, as_tokens: bool = False, task: str = "auto", owners: Owners = None
+) -> Tensor:
     """Targets as they are stored: int64 (N,) of classes, (N, length) of tokens, float32 (N, outputs) of labels and of
     numbers."""
     array = as_array("y", y, where)
@@ -165,7 +186,7 @@ def check_targets(y: Any, where: str = "", *, as_tokens: bool = False, task: str
     if task == "regression":
         if requested == "auto" and array.dtype.kind != "f":
             return check_labels(array, where, as_tokens=as_tokens)
-        return _check_numbers(array, where)
+        return _check_numbers(array, where, owners)
     if task == "multilabel":
         if array.ndim != 2 or array.dtype.kind not in "fiub" or not _is_zero_or_one(array):
             raise SparsonaError(
@@ -189,7 +210,7 @@ def check_targets(y: Any, where: str = "", *, as_tokens: bool = False, task: str
     return check_labels(array, where, as_tokens=as_tokens)  # also refuses 0.0, 1.0, 2.0: classes, or a regression?
 
 
-def _check_numbers(array: Array, where: str) -> Tensor:
+def _check_numbers(array: Array, where: str, owners: Owners) -> Tensor:
     if array.ndim not in (1, 2) or array.dtype.kind not in "fiub":
         raise SparsonaError(
             f"{where}targets of type {array.dtype} and shape {array.shape}",
@@ -198,8 +219,7 @@ def _check_numbers(array: Array, where: str) -> Tensor:
     with np.errstate(over="ignore"):  # raised below
         array = array.astype(np.float32)
     array = array[:, None] if array.ndim == 1 else array
-    if not np.isfinite(array).all():
-        raise SparsonaError(f"{where}y holds NaN or infinity", expected="finite numbers that fit into float32")
+    _check_finite("y", array, where, owners)
     return torch.from_numpy(array)
 
 
@@ -265,7 +285,7 @@ def _count_tokens(x: Tensor, y: Tensor, num_classes: int | None) -> int:
 
 
 def _some(values: Array) -> str:
-    return ", ".join(map(str, values[:5].tolist())) + (", ..." if len(values) > 5 else "")
+    return ", ".join(map(str, values[:SOME].tolist())) + (", ..." if len(values) > SOME else "")
 
 
 def check_lengths(x: Tensor, y: Tensor, where: str = "") -> None:

@@ -187,7 +187,9 @@ def make_configs(
     dumped = {} if of_method is None else of_method.model_dump(mode="json")
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
     config = config and fit_clients(config, chosen.published, experiment).with_functions(functions)
-    if errors := [*chosen.errors, *errors, *of_run] or config.conflicts():
+    known = {*OPTIONS, *kind.model_fields}
+    unknown = [methods.unknown_option([row.name], option, known) for option in chosen.unknown]
+    if errors := [*unknown, *chosen.errors, *errors, *of_run] or config.conflicts():
         raise merge_errors(errors)
     if row.decides_by_validation(config.options) and federation is None and not config.validation_rate:
         raise _lacks_validation(row, "validation_rate is 0")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from pydantic import BaseModel
 
 from sparsona import methods
 from sparsona.core.arguments import place, text, whole
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import SparsonaError
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.data.split_plan import MOST_SEED
@@ -40,10 +42,12 @@ from sparsona.experiment.train import (
 from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison, write_comparison
 from sparsona.runs.failed import failed_run, read_failed, write_failed
 from sparsona.runs.folder import RunFolder, make_empty_folder, warn
-from sparsona.runs.observers import ObserverList, ProgressUpdate
+from sparsona.runs.manifest import read_manifest
+from sparsona.runs.observers import ObserverList, ProgressUpdate, Titled
 from sparsona.runs.options import BEFORE, CONDITIONS, MATCHES, OF_DATA, OPTIONS, Matched, RunConfig
 from sparsona.runs.progress import shown_progress
 from sparsona.runs.request import parse_method
+from sparsona.runs.session import PROGRESS_SECONDS
 from sparsona.runs.validation import merge_errors, validate
 
 FAR = 0.2  # off the budget: worth a warning
@@ -90,7 +94,7 @@ def compare(
         jobs: runs at a time, each in a process of its own; the results are the same.
         out: the folder of the comparison, which must not exist yet. None: a new one in ./runs.
         observers: as for `train`; they receive the records of one run after another.
-        progress: whether to show progress bars, as for `train`.
+        progress: whether to show progress, as for `train`.
         options: as for `train`. An option, or a preset, that only some of the methods have is given to those.
 
     Returns:
@@ -292,7 +296,7 @@ def _plan_runs(
         warn(f"options were tuned with different numbers of trials: {tried}")
     if unused := set(options) - used:
         known = set(OPTIONS).union(*(methods.factory(entry.row)[1].model_fields for entry in entries))
-        raise unknown_name(f"option of {', '.join(entry.text for entry in entries)}", sorted(unused)[0], known)
+        raise methods.unknown_option([entry.text for entry in entries], sorted(unused)[0], known)
     _check_conditions(entries, {one.text: planned[one.text, numbers[0]][0] for one in entries}, given)
     configs = [config for config, _ in planned.values()]
     if alike := [text for (text, _), (config, _) in planned.items() if configs.count(config) > 1]:
@@ -502,21 +506,23 @@ def _compare(
     jobs: int,
 ) -> Comparison:
     titles = {folder: methods.card(config.method).title for folder, config, _ in planned}
+    shown = _shown_titles(planned, titles)
     failures: Mapping[Path, BaseException] = {}
     if jobs > 1:
-        failures = play_in_processes(planned, titles, federation, model, observers, jobs)
+        failures = play_in_processes(planned, shown, federation, model, observers, jobs)
     runs, failed = [], read_failed(path)
     errors: list[Exception] = []
     for folder, config, method_config in planned:
+        observing = ObserverList([Titled(observers, shown[folder])])
         try:
             if (error := failures.get(folder)) is not None:
                 raise error
             if jobs > 1:
                 runs.append(load_run(folder, federation, model, functions=config.functions))
             elif (folder / "config.json").exists():
-                runs.append(resume_run(folder, federation, model, observers, functions=config.functions))
+                runs.append(resume_run(folder, federation, model, observing, functions=config.functions))
             else:
-                runs.append(start_run(config, federation, model, folder, observers, method_config=method_config))
+                runs.append(start_run(config, federation, model, folder, observing, method_config=method_config))
             failed.pop(folder.name, None)
         except Exception as error:  # a method's fault, or one of a person's model, must not cost the others their runs
             if is_of_machine(error):
@@ -537,6 +543,18 @@ def _compare(
     return Comparison(path, runs, tuple(failed.values()))
 
 
+def _shown_titles(
+    planned: Sequence[tuple[Path, RunConfig, BaseModel | None]], titles: Mapping[Path, str]
+) -> dict[Path, str]:
+    """What progress calls each run: the title of its method or, of several with the same one, as the method was written
+    in the name of the folder."""
+    written = {folder: folder.name.removesuffix(f"-seed{config.seed}") for folder, config, _ in planned}
+    namesakes: dict[str, set[str]] = {}
+    for folder, title in titles.items():
+        namesakes.setdefault(title, set()).add(written[folder])
+    return {folder: title if len(namesakes[title]) == 1 else written[folder] for folder, title in titles.items()}
+
+
 def play_in_processes(
     planned: Sequence[tuple[Path, RunConfig, BaseModel | None]],
     titles: Mapping[Path, str],
@@ -545,7 +563,7 @@ def play_in_processes(
     observers: ObserverList,
     jobs: int,
 ) -> dict[Path, BaseException]:
-    """All runs, each in a process; observers receive when one begins to wait and when it is done.
+    """All runs, each in a process; observers receive when one begins, what it has saved, and when it is over.
 
     Args:
         planned: folder, options, and the method's own options if they were validated.
@@ -563,24 +581,44 @@ def play_in_processes(
     functions = {key: value for _, config, _ in planned for key, value in config.functions.items()}
     given = cloudpickle.dumps((federation, model, functions))
 
-    def progress(folder: Path, config: RunConfig, completed: int, doing: str) -> None:
-        observers.on_progress(ProgressUpdate(titles[folder], config.seed, completed, config.rounds, doing, 0.0))
+    reported: dict[Path, ProgressUpdate] = {}
+
+    def report(folder: Path, config: RunConfig, doing: str = "in a process of its own", is_over: bool = False) -> None:
+        found = _saved(folder, config, titles[folder], doing, is_over)
+        if found != reported.get(folder):
+            reported[folder] = found
+            observers.on_progress(found)
 
     with processes(jobs) as pool:
-        running = {}
-        for folder, config, _ in planned:
-            submitted = pool.submit(unless_stopped, _play_run, str(folder), config.model_dump(mode="json"), given)
-            running[submitted] = folder, config
-            progress(folder, config, 0, "in a process of its own")
-        failures: dict[Path, BaseException] = {}
-        for future in as_completed(running):
-            if (error := future.exception()) is None:
-                progress(*running[future], running[future][1].rounds, "")
-            elif isinstance(error, BrokenProcessPool):
-                raise error
-            else:
-                failures[running[future][0]] = error
+        waiting, failures = deque(planned), dict[Path, BaseException]()
+        running: dict[Future[None], tuple[Path, RunConfig]] = {}
+        while waiting or running:
+            while waiting and len(running) < jobs:  # none waits inside the pool: what is reported has begun
+                folder, config, _ = waiting.popleft()
+                submitted = pool.submit(unless_stopped, _play_run, str(folder), config.model_dump(mode="json"), given)
+                running[submitted] = folder, config
+                report(folder, config)
+            for future in wait(running, PROGRESS_SECONDS, FIRST_COMPLETED).done:
+                folder, config = running.pop(future)
+                if isinstance(error := future.exception(), BrokenProcessPool):
+                    raise error
+                if error is not None:
+                    failures[folder] = error
+                report(folder, config, "" if error is None else "failed", is_over=True)
+            for folder, config in running.values():
+                report(folder, config)
     return failures
+
+
+def _saved(folder: Path, config: RunConfig, title: str, doing: str, is_over: bool) -> ProgressUpdate:
+    """How far a run in another process has got, by its manifest."""
+    completed, seconds = 0, 0.0
+    with suppress(SparsonaError, OSError):  # a folder that is damaged is an error of that process, which plays the run
+        if (found := read_manifest(folder)) is not None:
+            completed, seconds = found.completed, found.seconds
+            if is_over and not doing and completed < config.rounds:
+                doing = "stopped early" if found.finished else "stopped"
+    return ProgressUpdate(title, config.seed, completed, config.rounds, doing, seconds, is_over)
 
 
 def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:

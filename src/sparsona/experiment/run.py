@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsona.analysis import summary as summaries
+from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import human_bytes
 from sparsona.analysis.measure import measure_curve, measure_of_metric, metric_values
 from sparsona.analysis.view import RunView, read_view
@@ -87,6 +89,8 @@ class Run:
             more = [f"{name} {value:.1%}" for name, value in known.items() if value is not None] + more
         if (density := self.config["options"].get("density")) is not None:
             more.append(f"density {density:g}")
+        if (stop := self.summary.get("early_stop")) is not None:
+            more.append(early_stop_sentence(stop))
         return f"{printable(first, kept='')}\n  {printable(', '.join(more), kept='')}"
 
     @property
@@ -621,12 +625,16 @@ class Comparison:
             per: a line for each "method" (mean and spread over seeds), "client" or "round".
 
         Returns:
-            The frame. Accuracies are from 0 to 1.
+            The frame. Accuracies are from 0 to 1; NaN where a figure is not known.
         """
         from sparsona.analysis.extra import import_extra
         from sparsona.analysis.numbers import numbers
 
-        return import_extra("pandas", "data frames", "pandas").DataFrame(numbers(self.views(), per))
+        # Of None alone pandas would make a column of objects; beside a number it makes NaN of it.
+        lines = [
+            {key: math.nan if one is None else one for key, one in line.items()} for line in numbers(self.views(), per)
+        ]
+        return import_extra("pandas", "data frames", "pandas").DataFrame(lines)
 
     def to_csv(self, path: str | Path | None = None, per: Per = "method") -> str:
         """The same numbers as CSV.

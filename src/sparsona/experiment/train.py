@@ -104,7 +104,8 @@ def train(
             such as "run.jsonl" (docs/observers.md). `observers=[print]` shows progress.
         profile: measure where the time goes, for `run.profile()`: the run takes longer, its result is the same. Pass a
             Clock instead of True to include time before this call.
-        progress: whether to show a progress bar. None: in notebooks, and where stderr is a terminal.
+        progress: whether to show progress: a bar or, where stderr is no terminal, a line now and then. None: in
+            notebooks and terminals.
         options: those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them. `loss`
             and the `metrics` may be functions of outputs and targets (docs/experiments.md).
 

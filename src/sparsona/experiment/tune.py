@@ -17,7 +17,7 @@ import filelock
 
 from sparsona import methods
 from sparsona.core.arguments import number, place, text, truth, whole
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import SparsonaError
 from sparsona.core.printable import printable
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
@@ -43,6 +43,7 @@ from sparsona.experiment.search import (
 from sparsona.experiment.train import RUNS, hint_resume, timestamp
 from sparsona.runs.files import check_plain
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
+from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import MOST_ROUNDS, OPTIONS
 from sparsona.runs.request import parse_method, write_toml
 
@@ -201,6 +202,7 @@ def tune(
     jobs: int | None = None,
     out: str | Path | None = None,
     listen: Listen | None = None,
+    observers: Sequence[object] = (),
     **options: Any,
 ) -> Tuning:
     """Search each method's options on data held out of training, with as many trials for every method.
@@ -220,6 +222,7 @@ def tune(
         jobs: trials at a time, each in a process of its own; None: one a core, on a GPU up to four.
         out: the folder of the search, which must not exist yet. None: a new one in ./runs.
         listen: called with the number of finished trials, of all trials, and what was found last.
+        observers: as for `compare`, of the runs with the chosen options.
         options: as for `compare`. `seed` is that of the reported results: trials have another one.
 
     Returns:
@@ -233,6 +236,7 @@ def tune(
         (['fedavg', 'local'], ['FedAvg', 'Local'])
     """
     _check_numbers(trials, trial_rounds, holdout_rate, refit_seeds, jobs)
+    ObserverList(observers)  # what is none is refused before the trials
     if functions := name_functions(options)[1]:
         option, _, name = next(iter(functions)).partition("/")
         raise SparsonaError(
@@ -288,7 +292,7 @@ def tune(
     make_empty_folder(path)
     write_file(path / "tune.json", request)
     with hint_resume(path), _locked(path):
-        return _tune(path, request, spaces, federation, model, jobs, listen)
+        return _tune(path, request, spaces, federation, model, jobs, listen, observers)
 
 
 @usual_torch()
@@ -299,6 +303,7 @@ def resume_tuning(
     *,
     jobs: int | None = None,
     listen: Listen | None = None,
+    observers: Sequence[object] = (),
 ) -> Tuning:
     """Resume a search: finished trials are kept, the others are resumed or started.
 
@@ -308,6 +313,7 @@ def resume_tuning(
         model: the model, again, if it was started with a module or function.
         jobs: as for `tune`.
         listen: as for `tune`.
+        observers: as for `tune`.
 
     Returns:
         The finished search; the same as without the interruption.
@@ -325,7 +331,7 @@ def resume_tuning(
             )
     _check_optuna()
     with hint_resume(path), _locked(path):
-        return _tune(path, request, _spaces(request), federation, model or request.model, jobs, listen)
+        return _tune(path, request, _spaces(request), federation, model or request.model, jobs, listen, observers)
 
 
 def _plain(value: Any) -> Any:
@@ -409,7 +415,7 @@ def _spaces(request: Request) -> dict[str, Space]:
     used: set[str] = set()
     known = set(OPTIONS).union(*(methods.factory(parse_method(name)[0])[1].model_fields for name in request.names))
     if unknown := sorted(set(request.options) - known):
-        raise unknown_name(f"option of {', '.join(request.names)}", unknown[0], known)
+        raise methods.unknown_option(request.names, unknown[0], known)
     for name in request.names:
         row_name, own = parse_method(name)
         row = methods.card(row_name)
@@ -423,7 +429,7 @@ def _spaces(request: Request) -> dict[str, Space]:
                 used.add(key)
         found[name] = {key: values for key, values in space.items() if key not in fixed}
     if unused := sorted(set(request.search) - used):
-        raise unknown_name("option to search", unused[0], known)
+        raise methods.unknown_option(request.names, unused[0], known)
     if conditions := sorted(key for key in request.search if key in OPTIONS and OPTIONS[key].condition):
         raise SparsonaError(
             f"a search over {conditions[0]}",
@@ -472,6 +478,7 @@ def _tune(
     model: Any,
     jobs: int | None,
     listen: Listen | None,
+    observers: Sequence[object],
 ) -> Tuning:
     jobs = jobs or usual_jobs(choose_device(str(request.options.get("device", "auto")), "fp32").type == "cuda")
     held = None
@@ -509,13 +516,23 @@ def _tune(
             done = sum(len(one.trials) for one in tuned.values())
             listen(done, done, "now training the chosen options on all training data")
         if (refit / "comparison.json").exists():
-            result.comparison = resume_comparison(refit, federation, model, jobs=jobs, progress=False)
+            result.comparison = resume_comparison(
+                refit, federation, model, jobs=jobs, observers=observers, progress=False
+            )
         else:
             pairs = list(result.with_trials().items())
             trained = {**request.options, "seed": request.seed}
-            seeds, match = request.refit_seeds, request.match
             result.comparison = compare(
-                pairs, federation, model, seeds=seeds, match=match, jobs=jobs, out=refit, progress=False, **trained
+                pairs,
+                federation,
+                model,
+                seeds=request.refit_seeds,
+                match=request.match,
+                jobs=jobs,
+                out=refit,
+                observers=observers,
+                progress=False,
+                **trained,
             )
     return result
 

@@ -6,14 +6,14 @@ in Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import SparsonaError, nearest, unknown_name
 from sparsona.methods.card import FAMILIES as FAMILIES
 from sparsona.methods.card import MethodCard as MethodCard
 from sparsona.methods.card import Preset as Preset
@@ -67,6 +67,37 @@ def card(name: str) -> MethodCard:
     if all(find(one.strip()) is not None for one in name.split(",")):
         raise SparsonaError(f"several methods in '{name}'", expected="one name", hint="separate them by spaces")
     raise unknown_name("method", name, names())
+
+
+def unknown_option(names: Sequence[str], option: str, known: Iterable[str]) -> SparsonaError:
+    """An error for an option that none of these methods has, which says what was probably meant, or who has it.
+
+    Args:
+        names: of the methods.
+        option: what was given.
+        known: the options that one of them has.
+
+    Returns:
+        The error.
+
+    Example:
+        >>> print(unknown_option(["fedavg"], "num_model", ["rounds", "lr"]))
+        unknown option of fedavg 'num_model'
+          expected: what `sparsona methods fedavg` lists
+          hint:     did you mean 'num_models'? fedavg has none: it is an option of fedem
+    """
+    who, known = ", ".join(names), set(known)
+    owners: dict[str, list[str]] = {}
+    for name in METHODS:
+        for key in factory(name)[1].model_fields:
+            owners.setdefault(key, []).append(name)
+    near = nearest(option, sorted({*known, *owners}))
+    hint = "" if near is None or near == option else f"did you mean '{near}'?"
+    if near is not None and near not in known:
+        lack = f"{who} has none" if len(names) == 1 else f"none of {who} has it"
+        hint = f"{hint} {lack}: it is an option of {', '.join(owners[near])}".strip()
+    listed = f"what `sparsona methods {names[0] if len(names) == 1 else 'NAME'}` lists"
+    return SparsonaError(f"unknown option of {who} '{option}'", expected=listed, hint=hint)
 
 
 def find(name: str) -> MethodCard | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from sparsona.reproduce.rows import (
 )
 from sparsona.reproduce.table import Cell, Known, aligned, cells, costs_of, lines
 from sparsona.runs.folder import RunFolder, explain_disk_errors, read_json, warn, write_atomically
-from sparsona.runs.observers import EvaluationResult, ObserverList, ProgressUpdate, RoundResult, RunEnd, RunStart
+from sparsona.runs.observers import ObserverList, Titled
 from sparsona.runs.options import CIRCUMSTANCES, RunConfig
 from sparsona.runs.validation import validate
 
@@ -429,28 +429,6 @@ def _check_same(one: Planned) -> None:
         )
 
 
-class _Titled:
-    """Passes records on, with the row as the title of what is under way."""
-
-    def __init__(self, inner: ObserverList, title: str) -> None:
-        self._inner, self._title = inner, title
-
-    def on_progress(self, progress: ProgressUpdate) -> None:
-        self._inner.on_progress(replace(progress, title=self._title))
-
-    def on_start(self, start: RunStart) -> None:
-        self._inner.on_start(start)
-
-    def on_round(self, result: RoundResult) -> None:
-        self._inner.on_round(result)
-
-    def on_evaluation(self, result: EvaluationResult) -> None:
-        self._inner.on_evaluation(result)
-
-    def on_end(self, end: RunEnd) -> None:
-        self._inner.on_end(end)
-
-
 def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
     """Run what is not done: rows that others start from first, rows of one network one after another."""
     left = [one for one in plan.planned if one.state != "done"]
@@ -478,7 +456,7 @@ def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
             else:
                 for one in ready:
                     try:
-                        _play_one(one, ObserverList([_Titled(observers, one.row)]), Clock() if is_timed else OFF)
+                        _play_one(one, ObserverList([Titled(observers, one.row)]), Clock() if is_timed else OFF)
                     except _FAILURES as error:
                         plan.failures[one.row, one.seed] = _said(error)
             for one in [one for one in left if (one.after, one.seed) in plan.failures]:

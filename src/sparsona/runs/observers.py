@@ -6,7 +6,7 @@ The progress bar (terminal.py), the records (recorder.py) and the log (json_line
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,6 +55,7 @@ class ProgressUpdate:
         rounds: rounds planned.
         doing: the activity; empty when a start is over.
         seconds: since the run started.
+        is_over: whether the run is over. Only of one in a process of its own, of which there is no `RunEnd`.
 
     Example:
         >>> print(ProgressUpdate("FedAvg", 0, 0, 30, "reading digits", 0.0))
@@ -67,9 +68,10 @@ class ProgressUpdate:
     rounds: int
     doing: str
     seconds: float
+    is_over: bool = False
 
     def __str__(self) -> str:
-        return f"{self.title}: {self.doing or 'ready'}"
+        return f"{self.title}: {self.doing or ('finished' if self.is_over else 'ready')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +402,28 @@ class ObserverList:
     def _notify(self, event: str, record: Record) -> None:
         for receive in self._receivers[event]:
             receive(record)
+
+
+class Titled:
+    """Passes records on to others, with a title of one's own for what is under way."""
+
+    def __init__(self, inner: ObserverList, title: str) -> None:
+        self._inner, self._title = inner, title
+
+    def on_progress(self, progress: ProgressUpdate) -> None:
+        self._inner.on_progress(replace(progress, title=self._title))
+
+    def on_start(self, start: RunStart) -> None:
+        self._inner.on_start(start)
+
+    def on_round(self, result: RoundResult) -> None:
+        self._inner.on_round(result)
+
+    def on_evaluation(self, result: EvaluationResult) -> None:
+        self._inner.on_evaluation(result)
+
+    def on_end(self, end: RunEnd) -> None:
+        self._inner.on_end(end)
 
 
 def _receiver(observer: Any, event: str) -> Callable[[Any], object]:

@@ -6,7 +6,7 @@ Free of torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from sparsona.core import spec
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import SparsonaError
 from sparsona.core.reading import parse_toml, read_text
 from sparsona.data.catalog import own_spec
 from sparsona.runs.declaration import options_of, with_absolute_paths
@@ -34,20 +34,19 @@ class Row(Protocol):
 
 @dataclass(frozen=True)
 class Chosen:
-    """Options of a run and of its method, still to be validated, and what is wrong with their names.
+    """Options of a run and of its method, still to be validated, and what is wrong with them.
 
-    `published` are the names of those that a preset set and the user did not.
+    `unknown` are names of neither; `published` are the names of those that a preset set and the user did not.
     """
 
     run: dict[str, Any]
     method: dict[str, Any]
+    unknown: list[str]
     errors: list[SparsonaError]
     published: frozenset[str] = frozenset()
 
 
-def choose(
-    row: Row, kind: type[BaseModel], published: Mapping[str, Any], given: Mapping[str, Any], others: Iterable[str] = ()
-) -> Chosen:
+def choose(row: Row, kind: type[BaseModel], published: Mapping[str, Any], given: Mapping[str, Any]) -> Chosen:
     """Sort flat options into those of the run and those of the method; the more specific source wins.
 
     Args:
@@ -55,10 +54,9 @@ def choose(
         kind: the class of the method's options.
         published: what a preset sets; a schedule in `given` replaces the published one.
         given: the user's options, from all sources.
-        others: further names that are known, to be suggested for a misspelt one.
 
     Returns:
-        The options with their paths made absolute, and the errors.
+        The options with their paths made absolute, and what is wrong.
     """
     published = dict(published)
     if given.get("lr_schedule", "decay") != "decay":
@@ -68,7 +66,7 @@ def choose(
     own = options_of(kind)
     of_run: dict[str, Any] = {}
     of_method: dict[str, Any] = {}
-    errors = []
+    unknown, errors = [], []
     for key, value in {**published, **given}.items():
         name = key.replace("-", "_")
         if name in OPTIONS:
@@ -76,9 +74,7 @@ def choose(
         elif name in own:
             of_method[name] = value
         else:
-            error = unknown_name(f"option of {row.name}", name, {*OPTIONS, *own, *others})
-            listed = f"what `sparsona methods {row.name}` lists"
-            errors.append(SparsonaError(error.what, expected=listed, hint=error.hint))
+            unknown.append(name)
     if (schedule := of_run.get("lr_schedule", "decay")) != "decay":
         if "lr_decay" in of_run:
             errors.append(
@@ -93,7 +89,7 @@ def choose(
         of_run["data"] = own_spec(of_run["data"])
     of_run, of_method = with_absolute_paths(OPTIONS, of_run), with_absolute_paths(own, of_method)
     from_preset = frozenset(published) - {key.replace("-", "_") for key in given}
-    return Chosen({**row.engine, **of_run}, {**row.options, **of_method}, errors, from_preset)
+    return Chosen({**row.engine, **of_run}, {**row.options, **of_method}, unknown, errors, from_preset)
 
 
 def samples_all(published: Mapping[str, Any]) -> bool:

@@ -105,8 +105,8 @@ def test_people_are_left_out_for_the_first_thing_they_lack():
     has = {"no arms": np.array([True, False, True, True]), "no legs": np.array([True, False, False, True])}
     able, left_out = whose.keep_eligible(people, has, None)
     assert able.tolist() == [3, 9]
-    assert left_out == {"no arms": 1, "no legs": 1}
-    assert whose.describe_left_out(left_out, "but ") == "but 1 with no arms, 1 with no legs"
+    assert {lack: who.tolist() for lack, who in left_out.items()} == {"no arms": [5], "no legs": [8]}
+    assert whose.describe_left_out({"no arms": 1, "no legs": 1}, "but ") == "but 1 with no arms, 1 with no legs"
     assert whose.describe_left_out({}, "but ") == ""
     message = r"2 of 4 owners can be clients, but 3 clients were requested; left out: 1 with no arms, 1 with no legs"
     with pytest.raises(SparsonaError, match=message):

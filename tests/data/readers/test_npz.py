@@ -71,6 +71,8 @@ def test_arrays_of_tokens(tmp_path):
         ({"x": np.array([{}], dtype=object), "y": [0]}, "holds Python objects"),
         ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "NaN or infinity in 1 of 2 examples"),
         ({"x": [[1.0], [1e300]], "y": [0, 1]}, "NaN or infinity"),
+        ({"x": [[1.0], [np.nan]], "y": [0, 1], "owners": ["p", "q"]}, "in 1 of 2 examples, of owner q, the first is"),
+        ({"x": [[1.0], [np.nan]], "y": [0, 1], "owners": [7, 9]}, "in 1 of 2 examples, of owner 9, the first is"),
         ({"x": [[1.0], [2.0]], "y": [0, 10**12]}, "never occur"),
         ({"x": [[1.0], [2.0]], "y": np.array([0, 2**63 + 5], dtype=np.uint64)}, "outside the range"),
         ({"x": [[-3, 5], [6, 7]], "y": [[4, 5], [6, 7]]}, "whole numbers from 0"),

@@ -14,6 +14,7 @@ from sparsona.data.partition.kind import Partition, PartitionInput
 from sparsona.data.pool import Array, Indices, has_scored_token
 
 PIECE = 1 << 20
+NAMED = 5  # of the owners that are left out
 
 
 def deal_to_owners(inputs: PartitionInput) -> list[Indices]:
@@ -88,30 +89,41 @@ def find_by_owner(owners: Array, chosen: Sequence[int], start: int = 0) -> list[
     return [rows[order[a:b]] for a, b in zip(starts, ends, strict=True)]
 
 
-def keep_eligible(owners: Array, has: Mapping[str, Array], num_clients: int | None) -> tuple[Array, dict[str, int]]:
-    """The owners that can be clients, and how many were left out, by the first requirement that they do not meet.
+def keep_eligible(owners: Array, has: Mapping[str, Array], num_clients: int | None) -> tuple[Array, dict[str, Array]]:
+    """The owners that can be clients, and those that are left out, by the first requirement that they do not meet.
 
     `has` maps the words for what is missing to whether each owner has it.
     """
     is_eligible, left_out = np.ones(len(owners), dtype=bool), {}
     for missing, is_met in has.items():
-        if lost := int(np.count_nonzero(is_eligible & ~is_met)):
+        if len(lost := owners[is_eligible & ~is_met]):
             left_out[missing] = lost
         is_eligible &= is_met
     found = int(np.count_nonzero(is_eligible))
     if found < (num_clients or 1):
         wanted = f", but {num_clients} clients were requested" if num_clients else ""
+        lacking = describe_left_out({missing: len(lost) for missing, lost in left_out.items()}, "; left out: ")
         raise SparsonaError(
-            f"{found} of {len(owners)} owners can be clients{wanted}" + describe_left_out(left_out, "; left out: "),
+            f"{found} of {len(owners)} owners can be clients{wanted}{lacking}",
             expected=f"at least {num_clients or 1} of them",
             hint="lower the options named" if any("(" in lack for lack in left_out) else "see --test and --clients",
         )
     return owners[is_eligible], left_out
 
 
-def describe_left_out(left_out: Mapping[str, int], before: str = "") -> str:
-    """'3 with fewer than 10 examples (min_size), 1 with ...', after `before`; an empty text if none were left out."""
-    return before * bool(left_out) + ", ".join(f"{count:,} with {missing}" for missing, count in left_out.items())
+def describe_left_out(
+    left_out: Mapping[str, int], before: str = "", names: Mapping[str, Sequence[str]] | None = None
+) -> str:
+    """'3 with fewer than 10 examples (min_size), 1 with ...', after `before`; an empty text if none were left out.
+
+    With `names` of those that have one, a few are named: '5 with ...: ana, bo, cy and 2 more; 1 with ...: dee'.
+    """
+    found = []
+    for missing, count in left_out.items():
+        who = (names or {}).get(missing, ())[:NAMED]
+        more = f" and {count - len(who):,} more" if count > len(who) else ""
+        found.append(f"{count:,} with {missing}" + (f": {', '.join(who)}{more}" if who else ""))
+    return before * bool(found) + ("; " if names else ", ").join(found)
 
 
 def _pieces(array: Array) -> Iterator[tuple[int, Array]]:

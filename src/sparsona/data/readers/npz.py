@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import sys
 import zipfile
 import zlib
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.packing import Packing
-from sparsona.core.printable import printable
+from sparsona.core.printable import warn_once
 from sparsona.data.names import Names, clean_name, clean_names
 from sparsona.data.partition.by_owner import number_owners
 from sparsona.data.pool import Array, Pool, View
@@ -67,7 +65,8 @@ def read_arrays(request: Request) -> Pool:
     path = request.path
     assert path is not None
     found = _read(path)
-    x, num_train, owners, names = found.x, found.num_train, found.owners, found.owner_names
+    x, num_train = found.x, found.num_train
+    whose = None if found.owners is None else (found.owners, found.owner_names)
     where = f"'{path}': "
     classes = None if found.class_names is None else clean_names(found.class_names.tolist(), "classes")
     if classes is None and found.y.dtype.kind in "US":  # numbers say by themselves which class is meant
@@ -86,9 +85,10 @@ def read_arrays(request: Request) -> Pool:
     if has_tokens and (highest := max(int(x.max()), int(y.max()))) >= MAX_TOKENS:
         raise SparsonaError(f"{where}a token {highest}", expected=f"token numbers below {MAX_TOKENS:,}")
     is_image = x.dtype == np.uint8 and x.ndim in (3, 4) and not has_tokens
-    inputs = validate.check_inputs(channels_first(x) if is_image else x, where, as_bytes=is_image, as_tokens=has_tokens)
+    x = channels_first(x) if is_image else x
+    inputs = validate.check_inputs(x, where, as_bytes=is_image, as_tokens=has_tokens, owners=whose)
     task = validate.find_task([y], request.task)
-    labels = validate.check_targets(y, where, as_tokens=has_tokens, task=request.task)
+    labels = validate.check_targets(y, where, as_tokens=has_tokens, task=request.task, owners=whose)
     # One client of several machines: what class a text is, each must know without the others.
     if classes is not None and request.num_classes not in (None, num_named):
         raise SparsonaError(
@@ -115,11 +115,11 @@ def read_arrays(request: Request) -> Pool:
         y,
         num_classes,
         num_train,
-        owners,
+        None if found.owners is None else number_owners(found.owners),
         view,
         task=task,
         packing=found.packing,
-        owner_names=names,
+        owner_names=found.owner_names,
         class_names=classes,
     )
 
@@ -154,7 +154,8 @@ def read_published(request: Request) -> Pool | None:
         return None
     path = paths[0]
     found = _read(path)
-    x, y, num_train, owners = found.x, found.y, found.num_train, found.owners
+    x, y, num_train = found.x, found.y, found.num_train
+    owners = None if found.owners is None else number_owners(found.owners)
     if x.dtype != np.uint8 or y.ndim != 1 or y.dtype.kind not in "iu":
         raise damaged(
             path, f"x is {x.dtype} and y is {y.dtype} of shape {y.shape}", "images as bytes, and their classes"
@@ -164,7 +165,7 @@ def read_published(request: Request) -> Pool | None:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What a file holds, training examples first."""
+    """What a file holds, training examples first. Owners are numbers: those of the file, or of names in their order."""
 
     x: Array
     y: Array
@@ -224,7 +225,6 @@ def _read(path: Path) -> Saved:
         from sparsona.data.given import owner_names  # needs torch
 
         owners, names = owner_names(owners)
-        owners = number_owners(owners)
     num_train = len(arrays[f"x{train}"]) if len(parts) == 2 else None
     classes = arrays.get("class_names")
     if classes is not None and (classes.ndim != 1 or classes.dtype.kind not in "US"):
@@ -260,7 +260,7 @@ def _tell_unknown(path: Path, unknown: list[str]) -> None:
         )
     if unknown:
         names = ", ".join(f"'{clean_name(name)}'" for name in unknown)
-        _warn_once(f"'{path}': arrays that are not used: {names}; read are {EXPECTED}")
+        warn_once(f"'{path}': arrays that are not used: {names}; read are {EXPECTED}")
 
 
 def _refuse_bombs(path: Path, saved: Any) -> None:
@@ -294,12 +294,6 @@ def _nearest(path: Path) -> str:
     names = [one.name for one in folder.glob("*.npz")] if folder.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=1)
     return f"did you mean '{path.with_name(near[0])}'?" if near else f"it was looked for in '{folder}'"
-
-
-@cache
-def _warn_once(text: str) -> None:
-    """A comparison reads the same file for every run."""
-    print(f"warning: {printable(text)}", file=sys.stderr)
 
 
 def _pack_inputs(arrays: dict[str, Array], path: Path) -> Packing | None:
