@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -546,6 +546,19 @@ def given_functions(
 ) -> dict[str, Callable[..., Any]]:
     """Functions that are passed again to a run, as RunConfig keeps them."""
     return name_functions({"loss": loss, "metrics": metrics, "sampler": sampler})[1]
+
+
+def given_methods(given: Iterable[MethodCard | Callable[..., Any]]) -> dict[str, MethodCard]:
+    """Methods that are passed from Python, as rows by name. Runs are told apart by it, so each has another one."""
+    found: dict[str, MethodCard] = {}
+    for row in map(methods.as_card, given):
+        if found.setdefault(row.name, row) != row:
+            raise SparsonaError(
+                f"two methods called '{row.name}'",
+                expected="a name for each, by which its runs are found again",
+                hint="rename one, or pass it as a MethodCard with a name of its own",
+            )
+    return found
 
 
 def _find_row(folder: RunFolder, name: str, method: Any) -> MethodCard:
