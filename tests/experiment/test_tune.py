@@ -104,6 +104,24 @@ def test_a_method_from_python(tmp_path):
     assert again.comparison.figures() == found.comparison.figures()
 
 
+def test_files_are_found_from_another_folder(tmp_path, monkeypatch, say):
+    """A search stores paths as a run does: to go on elsewhere, and for `--config`."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    y = np.arange(90) % 3
+    np.savez("mine.npz", x=np.eye(3, 6, dtype="float32")[y], y=y)
+    sp.train("fedavg", clients=3, rounds=1, data="mine.npz", model="mlp", out="runs/first", progress=False)
+    options = {"data": "mine.npz", "warm_start": "first", "clients": 3, "rounds": 1, "model": "mlp"}
+    found = sp.tune(["fedavg"], **options, trials=1, refit_seeds=0, jobs=1, out=tmp_path / "t")
+    stored = read_option_file(found.config).options
+    assert stored["data"] == f"arrays:{tmp_path / 'here' / 'mine.npz'}"
+    assert stored["warm_start"] == str(tmp_path / "here" / "runs" / "first")
+    (tmp_path / "t" / "fedavg" / "trial-000.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert resume_tuning("t", jobs=1).best == found.best
+    assert say("compare", "--config", found.config, "--out", "c").code == 0
+
+
 def test_what_came_from_python_is_needed_again(tmp_path):
     sp.tune(["local"], small_federation(), net, rounds=1, trials=1, refit_seeds=0, jobs=1, out=tmp_path / "t")
     with pytest.raises(SparsonaError, match="its own federation"):

@@ -23,7 +23,7 @@ from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.data.split_plan import MOST_SEED
 from sparsona.executors import choose_device
-from sparsona.experiment.build import make_configs, name_functions, options_taken_by
+from sparsona.experiment.build import make_configs, name_functions, options_taken_by, start_path
 from sparsona.experiment.compare import MOST_SEEDS, Named, compare, planned_options, resume_comparison
 from sparsona.experiment.parallel import check_jobs, usual_jobs
 from sparsona.experiment.run import Comparison
@@ -42,10 +42,11 @@ from sparsona.experiment.search import (
 )
 from sparsona.experiment.train import RUNS, given_methods, hint_resume, timestamp
 from sparsona.methods import MethodCard
+from sparsona.runs.declaration import options_of
 from sparsona.runs.files import check_plain
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
 from sparsona.runs.options import MOST_ROUNDS, OPTIONS
-from sparsona.runs.request import parse_method, write_toml
+from sparsona.runs.request import as_stored, parse_method, write_toml
 
 LEARNING_RATES = (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)  # pFedGate, appendix: for each method on each data set
 CHANGE_WORK = {"epochs", "personal_epochs", "tune_epochs", "batch_size", "inner_steps", "num_models", "density"}
@@ -394,12 +395,15 @@ def _settle(
     federation: Federation | None,
     seed: int,
 ) -> dict[str, Any]:
-    """The options of trials and results alike.
+    """The options of trials and results alike, as a run stores them.
 
     Nobody holds validation data back unless some method needs it or a preset has it. One partition serves trials and
     results: under another, what is tested later could be what a trial was trained on.
     """
-    settled = dict(options)
+    own = {key: one for name in names for key, one in options_of(methods.factory(_row(name, rows))[1]).items()}
+    settled = as_stored(options, own)
+    if settled.get("warm_start") is not None:
+        settled["warm_start"] = start_path(settled["warm_start"])
     if "holdout_rate" in settled:
         raise SparsonaError("holdout_rate as an option of a run", expected="the parameter of `tune`")
     if federation is None:
