@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparsona.data.federation import Federation
     from sparsona.data.pool import View
     from sparsona.experiment.client_side import join
-    from sparsona.experiment.compare import compare
+    from sparsona.experiment.compare import compare, resume_comparison
     from sparsona.experiment.gather import gather
     from sparsona.experiment.peers import be_peer
     from sparsona.experiment.replay import Replay, replay
@@ -52,6 +52,7 @@ _WHERE = {
     "Replay": "experiment.replay",
     "replay": "experiment.replay",
     "resume": "experiment.train",
+    "resume_comparison": "experiment.compare",
     "train": "experiment.train",
     "Tuning": "experiment.tune",
     "tune": "experiment.tune",
@@ -91,6 +92,7 @@ __all__ = [
     "replay",
     "reproduce",
     "resume",
+    "resume_comparison",
     "save_picture",
     "serve",
     "train",

@@ -72,6 +72,10 @@ def test_every_chart_is_drawn_without_network(width: int, scheme: str, page: Pat
     # Axis titles have the page's own text colour, which is light on dark.
     text = "rgb(28, 36, 48)" if scheme == "light" else "rgb(230, 235, 240)"
     assert f"fill: {text}" in drawn(dom, "curves")
+    # So have lines that would be too dark there, and the bands around them.
+    blue = "0, 114, 178" if scheme == "light" else "59, 120, 240"
+    assert f"stroke: rgb({blue})" in drawn(dom, "curves")
+    assert f"fill: rgb({blue}); fill-opacity: 0.15" in drawn(dom, "curves")
 
 
 def test_buttons_change_the_chart(page: Path, tmp_path: Path) -> None:

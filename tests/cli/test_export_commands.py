@@ -43,6 +43,20 @@ def test_export(call, folder):
         call("export", "spa", "--client", "2")
 
 
+def test_files_of_two_comparisons_have_two_names(call, folder, monkeypatch):
+    """Their runs have folders of the same name."""
+    quick = {"clients": 4, "rounds": 1, "data_rate": 0.2, "model": "mlp", "progress": False}
+    for name in ("first", "second"):
+        sp.compare(["fedavg", "local"], out=folder / "runs" / name, **quick)
+        call("export", f"runs/{name}/fedavg-seed0", "--client", "3", "--no-card")
+        call("export", f"{name}/fedavg-seed0", "--client", "all", "--no-card")
+    found = {path.name for path in folder.iterdir()}
+    assert {f"{name}-fedavg-seed0-client-3.safetensors" for name in ("first", "second")} <= found
+    assert {f"{name}-fedavg-seed0-models" for name in ("first", "second")} <= found
+    monkeypatch.chdir(folder / "runs" / "first" / "local-seed0")
+    assert "first-local-seed0-client-1.safetensors" in call("export", ".", "--client", "1", "--no-card")
+
+
 def test_export_several(call, folder):
     found = json.loads(call("export", "spa", "--client", "all", "--out", "all", "--no-card", "--sparse", "--json"))
     assert [one["client"] for one in found] == [0, 1, 2, 3]

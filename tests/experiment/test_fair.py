@@ -399,5 +399,5 @@ def test_trials_are_shortened_from_the_rounds_of_a_preset():
 
 
 def test_the_validation_share_of_one_methods_preset_is_kept():
-    assert "validation_rate" not in tune._settle(["pfedgate:preset=paper"], {"clients": 6}, None, 0)
-    assert tune._settle(["pfedgate"], {"clients": 6}, None, 0)["validation_rate"] == 0.0
+    assert "validation_rate" not in tune._settle(["pfedgate:preset=paper"], {}, {"clients": 6}, None, 0)
+    assert tune._settle(["pfedgate"], {}, {"clients": 6}, None, 0)["validation_rate"] == 0.0

@@ -232,6 +232,7 @@ def test_a_class_is_named_as_it_was_given_or_as_it_is_shown(name, tmp_path):
     federation = sp.federate(X, y, clients=4, seed=1, partition="iid")
     run = sp.train("fedavg", federation, lambda: nn.Linear(4, 3), out=tmp_path, class_weights={name: 3}, **SMALL)
     assert run._folder.facts.class_weights == (1.0, 1.0, 3.0)
+    assert r"Losses are weighted by class (dry 1, mild 1, wet\x1b[2J 3)." in run.protocol
 
 
 @pytest.mark.parametrize("weights", [{"wet": 3, "dry": 0.5}, "wet=3, dry=0.5"])

@@ -16,8 +16,11 @@ import sparsona as sp
 from sparsona.cli.app import cli
 from sparsona.cli.options import table_for
 from sparsona.core.errors import SparsonaError
+from sparsona.core.method import Method
 from sparsona.experiment.search import BATCH, Trial, _propose, _PrunedError, _Watch
 from sparsona.experiment.tune import Tuned, resume_tuning
+from sparsona.methods import METHODS
+from sparsona.methods.fedavg import FedAvgConfig, fedavg
 from sparsona.runs.observers import ClientEvaluation, EvaluationResult
 from sparsona.runs.request import read_option_file
 
@@ -75,6 +78,48 @@ def test_trials_do_not_depend_on_test_data(tmp_path):
     means = [one.comparison.runs[0].summary["accuracy"]["mean"] for one in found]
     assert means[0] > means[1]
     assert "tuned with 2 trials" in found[0].comparison.runs[0].protocol
+
+
+def own_method(task, config: FedAvgConfig) -> Method:
+    """FedAvg under another name."""
+    return fedavg(task, config)
+
+
+def test_a_method_from_python(tmp_path):
+    """Its trials and its refit are FedAvg's; a search is resumed when it is passed again."""
+    card = replace(METHODS["fedavg"], name="mine", module=own_method, grid={"epochs": (1, 2)})
+    options = {**QUICK, "trials": 2, "jobs": 1}
+    del options["epochs"]
+    found = sp.tune(["fedavg", own_method, card], out=tmp_path / "t", **options)
+    assert [trial.value for trial in found.methods["own_method"].trials] == [
+        trial.value for trial in found.methods["fedavg"].trials
+    ]
+    assert sorted(found.best["mine"]) == ["epochs", "lr"]
+    assert [run.config["method"] for run in found.comparison.runs] == ["fedavg", "own_method", "mine"]
+    (tmp_path / "t" / "own_method" / "trial-001.json").unlink()
+    with pytest.raises(SparsonaError, match=r"resume_tuning with methods=\[own_method\]"):
+        resume_tuning(tmp_path / "t")
+    again = resume_tuning(tmp_path / "t", methods=[own_method, card], jobs=1)
+    assert again.table() == found.table()
+    assert again.comparison.figures() == found.comparison.figures()
+
+
+def test_files_are_found_from_another_folder(tmp_path, monkeypatch, say):
+    """A search stores paths as a run does: to go on elsewhere, and for `--config`."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    y = np.arange(90) % 3
+    np.savez("mine.npz", x=np.eye(3, 6, dtype="float32")[y], y=y)
+    sp.train("fedavg", clients=3, rounds=1, data="mine.npz", model="mlp", out="runs/first", progress=False)
+    options = {"data": "mine.npz", "warm_start": "first", "clients": 3, "rounds": 1, "model": "mlp"}
+    found = sp.tune(["fedavg"], **options, trials=1, refit_seeds=0, jobs=1, out=tmp_path / "t")
+    stored = read_option_file(found.config).options
+    assert stored["data"] == f"arrays:{tmp_path / 'here' / 'mine.npz'}"
+    assert stored["warm_start"] == str(tmp_path / "here" / "runs" / "first")
+    (tmp_path / "t" / "fedavg" / "trial-000.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert resume_tuning("t", jobs=1).best == found.best
+    assert say("compare", "--config", found.config, "--out", "c").code == 0
 
 
 def test_what_came_from_python_is_needed_again(tmp_path):

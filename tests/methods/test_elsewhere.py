@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -219,8 +221,58 @@ def test_what_is_no_method_is_refused():
     ):
         with pytest.raises(sp.SparsonaError, match=words):
             sp.train(method, **OPTIONS)
-    with pytest.raises(sp.SparsonaError, match="a function among the methods to compare"):
-        sp.compare(["fedavg", own_method], **OPTIONS)
+    with pytest.raises(sp.SparsonaError, match="a int among the methods to compare"):
+        sp.compare(["fedavg", 3], **OPTIONS)
+
+
+def test_a_comparison_of_methods_from_python(tmp_path):
+    """A factory, with options of its own too, and a card; resumed when they are passed again."""
+    card = replace(methods.card("fedavg"), name="fedavg-mine", title="FedAvg of mine", module=own_method)
+    names = ["fedavg", own_method, (own_method, {"lr": 0.05}), card]
+    path, quick = tmp_path / "c", {**OPTIONS, "executor": "serial", "progress": False}
+    found = sp.compare(names, out=path, **quick)
+    tensors = [traces(run.path)["tensors"] for run in found.runs]
+    assert [run.path.name for run in found.runs] == [
+        "fedavg-seed0",
+        "own_method-seed0",
+        "own_method_lr-0.05-seed0",
+        "fedavg-mine-seed0",
+    ]
+    assert tensors[0] == tensors[1] == tensors[3] != tensors[2]
+    assert found.table()[3]["method"] == "FedAvg of mine"
+    assert found.runs[1].personal_model(0)
+    shutil.rmtree(path / "own_method-seed0")
+    with pytest.raises(sp.SparsonaError, match=r"resume_comparison with methods=\[own_method\]"):
+        sp.resume_comparison(path)
+    with pytest.raises(sp.SparsonaError, match="unknown method of"):
+        sp.resume_comparison(path, methods=[own_method, card, methods.card("local")])
+    again = sp.resume_comparison(path, methods=[own_method, card], progress=False)
+    assert [traces(run.path)["tensors"] for run in again.runs] == tensors
+    assert sp.load(path / "own_method-seed0", method=own_method).personal_model(0)
+    other = replace(card, name="own_method")
+    with pytest.raises(sp.SparsonaError, match="two methods called 'own_method'"):
+        sp.compare([own_method, (other, {"lr": 0.05})], **quick)
+
+
+@pytest.mark.long
+def test_methods_from_python_in_processes(tmp_path):
+    """A function within another one can be found by no name: it is sent as it is."""
+    quick, lock = {**OPTIONS, "executor": "serial", "progress": False}, threading.Lock()
+
+    def inner(task, config: FedAvgConfig) -> Method:
+        """FedAvg under another name."""
+        return fedavg(task, config)
+
+    def locked(task, config: FedAvgConfig) -> Method:
+        with lock:
+            return fedavg(task, config)
+
+    found = sp.compare(["fedavg", inner], out=tmp_path / "c", jobs=2, **quick)
+    known, own = (traces(run.path)["tensors"] for run in found.runs)
+    assert known == own
+    assert found.runs[1].personal_model(0)
+    with pytest.raises(sp.SparsonaError, match="cannot be sent to other processes: cannot pickle"):
+        sp.compare(["fedavg", locked], out=tmp_path / "d", jobs=2, **quick)
 
 
 def test_a_card_names_its_headline(tmp_path):

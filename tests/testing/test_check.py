@@ -195,6 +195,26 @@ def test_a_method_that_breaks_it_is_found(name):
         check(broken(name), options, properties={name: PROPERTIES[name]})
 
 
+@pytest.mark.parametrize(("decay", "words"), [(0.0, "counts the examples of weight 0"), (1.0, "batch.weight is 0")])
+def test_a_mean_that_counts_padding_is_named(decay, words):
+    """Also where decay hides from the executor that a loss is divided by too much."""
+
+    def wrong(task, config: FedAvgConfig) -> Method:
+        base = fedavg(task, config)
+
+        def loss(work, batch):
+            outputs, buffers = task.forward(work.params, work.buffers, batch.inputs, True, batch.noise)
+            losses, weight = task.losses(outputs, batch)
+            return (losses * weight).mean() + decay * work.params.flat.square().sum(), buffers
+
+        return replace(base, phases=(replace(base.phases[0], loss=loss),))
+
+    card = replace(methods.card("fedavg"), name="wrong", module=wrong, config=FedAvgConfig)
+    name = "clients_run_together_as_alone"
+    with pytest.raises(AssertionError, match=f"^wrong: clients run together as alone: .*{words}"):
+        check(card, FEW, properties={name: PROPERTIES[name]})
+
+
 def test_density_is_held_to_what_the_card_says():
     card = replace(methods.card("fedavg-ft"), name="wrong", density_bounds=("up",))
     with pytest.raises(AssertionError, match="no option 'density'"):

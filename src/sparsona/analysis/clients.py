@@ -17,6 +17,7 @@ from sparsona.analysis.summary import at, headline, points
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import CONSENSUS, GLOBAL, GUARDED, NOVEL, NOVEL_TUNED, RECEIVED, START, TUNED, on
 from sparsona.core.points import point as evaluation_point
+from sparsona.runs.facts import same_data
 from sparsona.runs.folder import RunFolder
 
 # Shared models that a run may have evaluated besides the personal ones. The first that is found is the one to compare
@@ -190,7 +191,7 @@ def has_effects(run: RunFolder) -> bool:
 
 
 def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
-    if run.facts.federation != other.facts.federation:
+    if not same_data(run.facts, other.facts):
         raise SparsonaError(
             f"the clients of '{run.path}' and '{other.path}' hold different data",
             expected="two runs on the same data, partition, split and seed of both",

@@ -36,6 +36,7 @@ from sparsona.analysis.statistics import ACCURACIES, accuracy_summary, mean_of_l
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.points import GUARDED, NOVEL, PERSONAL, POINTS, RECEIVED, TUNED, on
 from sparsona.core.points import point as point_of
+from sparsona.core.spec import shorten
 from sparsona.core.targets import LOSSES
 from sparsona.core.transform import describe
 from sparsona.data.holdout import HELD_OUT
@@ -388,8 +389,10 @@ def _loss_sentence(folder: RunFolder) -> str:
     if config.get("loss") and config["loss"] != LOSSES.get(facts.targets, ("",))[0]:
         text += f" The loss is {config['loss'].removeprefix('given:')}."
     if facts.class_weights is not None:
-        text += f" Losses are weighted by class ({', '.join(f'{weight:.3g}' for weight in facts.class_weights[:10])}"
-        text += (", ..." if len(facts.class_weights) > 10 else "") + ")."
+        weights = [f"{weight:.3g}" for weight in facts.class_weights]
+        if len(facts.class_names) == len(weights):
+            weights = [f"{shorten(name)} {weight}" for name, weight in zip(facts.class_names, weights, strict=True)]
+        text += f" Losses are weighted by class ({', '.join(weights[:10])}{', ...' if len(weights) > 10 else ''})."
     if smoothing := config.get("label_smoothing"):
         text += f" Labels are smoothed by {smoothing:g}."
     return text

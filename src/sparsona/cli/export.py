@@ -34,7 +34,7 @@ CLIENT = "Number or name of the client; may be given again. 'all': every client.
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="File to write, or for several clients a folder.  [named after the run, here]",
+    help="File to write, or for several clients a folder.  [named after the run and its comparison, here]",
 )
 @click.option("--sparse", is_flag=True, help="In safetensors: store masked tensors as their values and a bit for each.")
 @click.option("--no-card", is_flag=True, help="Write no model card (FILE.md) beside it.")
@@ -74,21 +74,22 @@ def export(
             hint=f"sparsona export {path} --client 0",
         )
     from sparsona.experiment import train as api
-    from sparsona.runs.listing import find_run
+    from sparsona.runs.listing import find_run, full_name
 
-    exporter = api.load(find_run(path)).exporter()
+    run = find_run(path)
+    exporter, own = api.load(run).exporter(), full_name(run)
     suffix = FORMATS[kind or "safetensors"]
     numbers = [*exporter.clients] if clients == ("all",) else [exporter.number(one) for one in clients]
     if clients != ("all",):
         _say_whose(clients, [exporter.name(one) for one in numbers])
     if len(clients) > 1 or clients == ("all",):
-        folder = out or Path(f"{Path(path).name}-models")
+        folder = out or Path(f"{own}-models")
         places: list[tuple[Any, Path]] = [
             (one, folder / f"{exporter.file_name(one)}{suffix}") for one in dict.fromkeys(numbers)
         ]
     else:
         whose = numbers[0] if clients else None
-        places = [(whose, out or Path(f"{Path(path).name}-{exporter.file_name(whose)}{suffix}"))]
+        places = [(whose, out or Path(f"{own}-{exporter.file_name(whose)}{suffix}"))]
     made = [exporter.write(who, where, kind, guarded=guarded, sparse=sparse, card=not no_card) for who, where in places]
     if as_json:
         echo(json.dumps([one.as_dict() for one in made], indent=2))

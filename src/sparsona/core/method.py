@@ -47,7 +47,8 @@ class Phase:
         name: part of the names of random draws, and the row of the phase in a profile.
         trains: the fields of Work that are differentiated.
         loss: `loss(work, batch)` returns a scalar and the new value of `work.buffers` (BatchNorm statistics, or what
-            else a forward pass updates); `batch` is a tuple of batches if `batches_per_step` > 1.
+            else a forward pass updates); `batch` is a tuple of batches if `batches_per_step` > 1. A mean is weighted by
+            `batch.weight`, which is 0 for examples that fill up a batch: `Task.mean_loss`.
         update: `update(work, grads, tick)` returns the new Work; `grads` has one entry for each name in `trains`, with
             the structure of that field.
         epochs: passes over the client's training data; 0: the phase does not run.

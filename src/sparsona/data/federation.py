@@ -46,6 +46,7 @@ from sparsona.data.shown import as_html, in_a_line
 from sparsona.data.split_plan import SplitPlan, check_arguments
 
 MANIFEST = "federation.json"
+PIECE = 2**24  # bytes of examples that a digest gathers at a time
 FORMAT, PACKED_FORMAT = 2, 3  # the second with several inputs, which versions that know only the first cannot read
 
 
@@ -382,7 +383,7 @@ class Federation:
         return replace(self, splits=ClientIndex.of(splits))
 
     def digest(self) -> str:
-        """A hash of all examples, labels, splits and the view; the name is not part of it.
+        """A hash of all examples in their order, of labels, splits and the view; the name is not part of it.
 
         Returns:
             32 hexadecimal digits.
@@ -398,13 +399,48 @@ class Federation:
         """
         return self._digest
 
+    def client_digest(self) -> str:
+        """A hash of what each client trains, validates and tests on, in its order, and of the view.
+
+        Wherever these examples are among all, and whatever there is beside them: a run has the same bits.
+
+        Returns:
+            32 hexadecimal digits.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> x, y, owners = np.eye(40), np.arange(40) // 2 % 2, np.arange(40) % 2
+            >>> one = sp.federate(x, y, owners=owners)
+            >>> same = sp.Federation.from_clients([(x[owners == k], y[owners == k]) for k in (0, 1)])
+            >>> one.digest() == same.digest(), one.client_digest() == same.client_digest()
+            (False, True)
+        """
+        return self._client_digest
+
     @cached_property
     def _digest(self) -> str:
         state = hashlib.blake2b(digest_size=16)
         index, sizes = self._flat_splits()
         for array in (self.x.cpu().numpy(), self.y.cpu().numpy(), index, sizes, np.array(self.num_classes)):
             state.update(f"{array.dtype.str}{array.shape}".encode())
-            state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            state.update(_as_bytes(array))
+        return self._with_meaning(state)
+
+    @cached_property
+    def _client_digest(self) -> str:
+        self._check_examples("all clients")
+        state, entries = hashlib.blake2b(digest_size=16), self._splits.entries
+        for pool in (self.x, self.y):
+            state.update(f"{pool.dtype}{tuple(pool.shape[1:])}".encode())
+            # In pieces: the examples of all clients together are as large as the pool.
+            for some in entries.split(max(1, PIECE // max(1, pool[:1].nbytes))):
+                state.update(_as_bytes(pool.index_select(0, some).cpu().numpy()))
+        state.update(f"{self._splits.sizes.tolist()}{self.num_classes}".encode())
+        return self._with_meaning(state)
+
+    def _with_meaning(self, state: hashlib.blake2b) -> str:
+        """A digest of what was added so far, and of what turns stored examples into a model's inputs and targets."""
         state.update((repr(self.view) + ", test_resize" * self.view.test_resize).encode())
         if self.task in ("binary", "multilabel"):  # others are told by the type of `y`
             state.update(self.task.encode())
@@ -682,6 +718,12 @@ class Federation:
             client_names=names,
             class_names=classes,
         )
+
+
+def _as_bytes(array: Array) -> memoryview:
+    """The values of an array, for a digest."""
+    found: memoryview = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return found
 
 
 def _split_parts(

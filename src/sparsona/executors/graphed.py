@@ -33,6 +33,7 @@ from sparsona.gpu.lanes import (
     must_be_alone,
     program_key,
 )
+from sparsona.gpu.padding import PaddingCheck
 from sparsona.gpu.stacking import kinds_of
 
 LANES = 4
@@ -72,6 +73,7 @@ class Graphed:
         self._context = replace(context, task=task)
         self._num_lanes = lanes
         self._programs = Programs(report)
+        self._check_padding = PaddingCheck(self._context)
         # By phase and shapes, then by position: clients that run side by side need separate memory.
         self._lanes: dict[tuple[Hashable, Hashable], dict[int, Lane]] = {}
         self._tests: dict[Hashable, CapturedTest] = {}  # by the shapes of a Work
@@ -162,6 +164,7 @@ class Graphed:
             if not has_room(self._lanes, key):
                 train_alone(context, turn, replace(phase, enter=None))
                 continue
+            self._check_padding(phase, turn)
             lanes = self._lanes.setdefault(key, {})
             if client.place not in lanes:
                 lanes[client.place] = Lane(context, phase, turn.work, self._programs, None)

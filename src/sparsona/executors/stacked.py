@@ -27,6 +27,7 @@ from sparsona.engine.jobs import Job, Outcome, Report
 from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
 from sparsona.gpu.captured_task import CapturedTask
 from sparsona.gpu.lanes import Lane, Programs, build_ahead, can_be_traced, has_room, must_be_alone, program_key
+from sparsona.gpu.padding import PaddingCheck
 from sparsona.gpu.stacked_test import evaluate_stacked
 from sparsona.gpu.stacking import kinds_of, over_clients, stack
 
@@ -45,6 +46,7 @@ class Stacked:
         task: Any = CapturedTask(_channels_first(context.task), context.largest_batch)
         self._context, self._most = replace(context, task=task), most_at_once
         self._programs = Programs(report)
+        self._check_padding = PaddingCheck(self._context)
         self._lanes: dict[tuple[Hashable, Hashable], Lane] = {}
         build_ahead(self._context, stacks=True)
 
@@ -108,6 +110,7 @@ class Stacked:
         lane = self._lanes[key]
         # Clients of about the same size together: a stack takes as long as its largest client.
         turns.sort(key=lambda turn: -turn.train.num_examples)
+        self._check_padding(phase, turns[0])
         for start in range(0, len(turns), lane.num_places):
             some = turns[start : start + lane.num_places]
             with training(context, some, phase):

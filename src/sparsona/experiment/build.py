@@ -138,8 +138,6 @@ def make_configs(
     _, kind = methods.factory(row)
     named, functions = name_functions(options)
     given = {key: plain(value) for key, value in {**named, **own}.items()}
-    if given.get("warm_start") is not None:
-        given["warm_start"] = str(place("warm_start", getattr(given["warm_start"], "path", given["warm_start"])))
     if refused := wrong_kinds(RunConfig, {key: given[key] for key in LOOKED_INTO if key in given}):
         raise merge_errors([*refused.values()])
     experiment = methods.published(row, given)
@@ -150,7 +148,7 @@ def make_configs(
     if values.get("tune_epochs") and (values.get("headline") == eval_points.TUNED or _tuned_by_user(chosen)):
         values["headline"] = None  # that is the result then
     if values.get("warm_start") is not None:
-        values["warm_start"] = str(find_run(values["warm_start"]).absolute())
+        values["warm_start"] = start_path(values["warm_start"])
     if federation is not None:
         if not isinstance(federation, Federation):
             raise SparsonaError(
@@ -210,6 +208,11 @@ def make_configs(
             hint="--warm-start RUN, or --rounds 1 or more",
         )
     return config, of_method
+
+
+def start_path(given: Any) -> str:
+    """The folder that a warm start names, as a run stores it; `given` is a Run, a path, or a name in ./runs."""
+    return str(find_run(place("warm_start", getattr(given, "path", given))).absolute())
 
 
 def _validation_points(headline: str | None) -> tuple[str, ...]:

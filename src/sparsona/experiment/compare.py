@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from sparsona import methods
 from sparsona.core.arguments import place, text, whole
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.data.split_plan import MOST_SEED
@@ -26,12 +26,13 @@ from sparsona.engine.rounds import check_plan
 from sparsona.executors import choose
 from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_taken_by, read_data
 from sparsona.experiment.match import amounts, check_match, rounds_for
-from sparsona.experiment.parallel import check_jobs, is_of_machine, processes, unless_stopped
+from sparsona.experiment.parallel import check_jobs, is_of_machine, pack_given, processes, unless_stopped
 from sparsona.experiment.run import Comparison
 from sparsona.experiment.train import (
     RUNS,
     folder_name,
     given_functions,
+    given_methods,
     hint_resume,
     load_run,
     load_warm_start,
@@ -39,6 +40,7 @@ from sparsona.experiment.train import (
     start_run,
     timestamp,
 )
+from sparsona.methods import MethodCard
 from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison, write_comparison
 from sparsona.runs.failed import failed_run, read_failed, write_failed
 from sparsona.runs.folder import RunFolder, make_empty_folder, warn
@@ -49,6 +51,8 @@ from sparsona.runs.progress import shown_progress
 from sparsona.runs.request import parse_method
 from sparsona.runs.session import PROGRESS_SECONDS
 from sparsona.runs.validation import merge_errors, validate
+
+Named = str | MethodCard | Callable[..., Any]  # a method: the name of its row, or one passed from Python
 
 FAR = 0.2  # off the budget: worth a warning
 MANY = 10  # times the rounds that were asked for: worth a warning
@@ -62,13 +66,13 @@ class Entry:
     """A method of a comparison: how it was written, its row, and its own options."""
 
     text: str
-    row: methods.MethodCard
+    row: MethodCard
     own: Mapping[str, Any]
 
 
 @usual_torch()
 def compare(
-    names: Sequence[str | tuple[str, Mapping[str, Any]]],
+    names: Sequence[Named | tuple[Named, Mapping[str, Any]]],
     federation: Federation | None = None,
     model: Any = None,
     *,
@@ -84,7 +88,7 @@ def compare(
 
     Args:
         names: rows of `sparsona methods`, each with options of its own after a colon if needed, or in a pair:
-            ("fedspa", {"density": 0.2}).
+            ("fedspa", {"density": 0.2}); and methods of your own, as for `train`, alone or in such a pair.
         federation: your own data, as for `train`.
         model: a network, as for `train`.
         seeds: a number of seeds, counted from the option `seed`, or a list of seeds.
@@ -115,7 +119,7 @@ def compare(
 
 
 def _start(
-    names: Sequence[str | tuple[str, Mapping[str, Any]]],
+    names: Sequence[Named | tuple[Named, Mapping[str, Any]]],
     federation: Federation | None,
     model: Any,
     seeds: int | Sequence[int],
@@ -125,7 +129,7 @@ def _start(
     observers: ObserverList,
     options: Mapping[str, Any],
 ) -> Comparison:
-    _, planned = _plan(names, federation, model, seeds, match, options)
+    entries, planned = _plan(names, federation, model, seeds, match, options)
     path = out or RUNS / f"compare-{timestamp()}"
     make_empty_folder(path)
     names_of = [f"{folder_name(text)}-seed{seed}" for text, seed in planned]
@@ -134,7 +138,7 @@ def _start(
     folders = [path / name for name in names_of]
     runs = [(folder, config, own) for folder, (config, own) in zip(folders, planned.values(), strict=True)]
     with hint_resume(path):
-        return _compare(path, runs, federation, model, observers, jobs)
+        return _compare(path, runs, _rows(entries), federation, model, observers, jobs)
 
 
 Planned = dict[tuple[str, int], tuple[RunConfig, BaseModel]]  # by how a method was written, and seed
@@ -157,7 +161,7 @@ def _reader(federation: Federation | None) -> Callable[[RunConfig], Federation]:
 
 
 def _plan(
-    names: Sequence[str | tuple[str, Mapping[str, Any]]],
+    names: Sequence[Named | tuple[Named, Mapping[str, Any]]],
     federation: Federation | None,
     model: Any,
     seeds: int | Sequence[int],
@@ -169,6 +173,7 @@ def _plan(
     entries = _entries(names)
     options = dict(options)
     numbers = seed_numbers(options.pop("seed", 0), seeds)
+    rows = _rows(entries)
     planned = _plan_runs(entries, numbers, options, federation, model)
     # Errors in the data, the model or the executor are raised before a folder is made.
     sides: dict[str, ServerContext] = {}
@@ -179,7 +184,8 @@ def _plan(
         config = config.model_copy(update={"clients": data.num_clients})
         if found := config.conflicts():
             raise merge_errors(found)
-        return make_context(config, data, model, start=load_warm_start(config), method_config=of_method)
+        start = load_warm_start(config)
+        return make_context(config, data, model, start=start, method_config=of_method, row=rows[config.method])
 
     for entry in entries:
         config, of_method = planned[entry.text, numbers[0]]
@@ -200,7 +206,7 @@ def _plan(
 
 
 def planned_options(
-    names: Sequence[str], federation: Federation | None, model: Any, match: str, options: Mapping[str, Any]
+    names: Sequence[Named], federation: Federation | None, model: Any, match: str, options: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], int]:
     """What a comparison with one seed would set for each method: its rounds and, with weak clients, its size.
 
@@ -217,7 +223,7 @@ def planned_options(
     return found, first.rounds if first.matched is None else first.matched.rounds
 
 
-def _entries(names: Sequence[str | tuple[str, Mapping[str, Any]]]) -> list[Entry]:
+def _entries(names: Sequence[Named | tuple[Named, Mapping[str, Any]]]) -> list[Entry]:
     """The methods to compare, each different."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise SparsonaError(
@@ -229,19 +235,25 @@ def _entries(names: Sequence[str | tuple[str, Mapping[str, Any]]]) -> list[Entry
         raise SparsonaError("no method to compare", expected="one or more rows of `sparsona methods`")
     entries = []
     for name in names:
-        text, pair = name if isinstance(name, tuple) and len(name) == 2 else (name, {})
-        if not isinstance(text, str) or not isinstance(pair, Mapping):
+        method, pair = name if isinstance(name, tuple) and len(name) == 2 else (name, {})
+        if not (isinstance(method, str | MethodCard) or callable(method)) or not isinstance(pair, Mapping):
             raise SparsonaError(
                 f"a {type(name).__name__} among the methods to compare",
-                expected="names of rows of `sparsona methods`, or pairs of such a name and a dict of options: a "
-                "comparison is resumed by them",
-                hint=f"give your method an entry point in the group '{methods.ENTRY_POINTS}', or train it by itself",
+                expected="names of rows of `sparsona methods`, methods of your own, or pairs of one and a dict of its "
+                "options",
+                hint='compare(["fedavg", mine, ("fedspa", {"density": 0.2})])',
             )
-        row, own = parse_method(text)
+        if isinstance(method, str):
+            text, (row_name, own) = method, parse_method(method)
+            row = methods.card(row_name)
+        else:
+            row, own = methods.as_card(method), {}
+            text = row.name
         own = {**own, **{str(key).replace("-", "_"): value for key, value in pair.items()}}
         if pair:
-            text = f"{row}:{','.join(f'{key}={value}' for key, value in own.items())}"
-        entries.append(Entry(text, methods.card(row), own))
+            text = f"{row.name}:{','.join(f'{key}={value}' for key, value in own.items())}"
+        entries.append(Entry(text, row, own))
+    given_methods(one.row for one in entries)  # each name is one method's
     texts = [entry.text for entry in entries]
     if len(set(texts)) < len(texts):
         raise SparsonaError(
@@ -250,6 +262,11 @@ def _entries(names: Sequence[str | tuple[str, Mapping[str, Any]]]) -> list[Entry
             hint="give one of them other options: fedspa:density=0.2",
         )
     return entries
+
+
+def _rows(entries: Sequence[Entry]) -> dict[str, MethodCard]:
+    """The rows of the methods to compare, by name."""
+    return {one.row.name: one.row for one in entries}
 
 
 def seed_numbers(first: Any, seeds: int | Sequence[int]) -> list[int]:
@@ -287,9 +304,7 @@ def _plan_runs(
     _share_conditions(entries, given, options.get("preset"), federation, model)
     for entry in entries:
         for seed in numbers:
-            planned[entry.text, seed] = make_configs(
-                entry.row.name, {**given[entry.text], "seed": seed}, federation, model
-            )
+            planned[entry.text, seed] = make_configs(entry.row, {**given[entry.text], "seed": seed}, federation, model)
     trials = {one.text: given[one.text].get("tuned_with") for one in entries}
     if len(set(trials.values())) > 1:
         tried = ", ".join(f"{text} {'not tuned' if number is None else number}" for text, number in trials.items())
@@ -322,7 +337,7 @@ def _share_conditions(
     shared: dict[str, Any] = {}
     for one in entries:
         if one not in without:
-            config = make_configs(one.row.name, given[one.text], federation, model)[0]
+            config = make_configs(one.row, given[one.text], federation, model)[0]
             published = methods.published(one.row, given[one.text]).keys() & _conditions(one, given, entries)
             if federation is not None:
                 published -= set(OF_DATA)
@@ -473,6 +488,7 @@ def resume_comparison(
     federation: Federation | None = None,
     model: Any = None,
     *,
+    methods: Sequence[MethodCard | Callable[..., Any]] = (),
     loss: Callable[..., Any] | None = None,
     metrics: Sequence[Callable[..., Any]] = (),
     jobs: int = 1,
@@ -480,10 +496,32 @@ def resume_comparison(
     progress: bool | None = None,
     sampler: Callable[..., Any] | None = None,
 ) -> Comparison:
-    """Resume a comparison: finished runs are kept, the others are resumed or started."""
+    """Resume a comparison: finished runs are kept, the others are resumed or started.
+
+    Args:
+        path: the comparison's folder.
+        federation: the data, again, if it was started with a federation.
+        model: the model, again, if it was started with a module or function.
+        methods: the methods, again, that were passed as a MethodCard or factory.
+        loss: the function, again, if it was started with one.
+        metrics: the functions, again, that it was started with.
+        jobs: as for `compare`.
+        observers: as for `train`.
+        progress: as for `train`.
+        sampler: the function that samples clients, again, if it was started with one.
+
+    Returns:
+        The finished comparison; the same as without the interruption.
+
+    Example:
+        >>> import sparsona as sp
+        >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.1, out="runs/both")
+        >>> sp.resume_comparison("runs/both").table() == both.table()
+        True
+    """
     path = Path(path)
     check_jobs(jobs)
-    functions = given_functions(loss, metrics, sampler)
+    functions, given = given_functions(loss, metrics, sampler), given_methods(methods)
     with hint_resume(path), shown_progress(progress, observers, has_seeds=True) as everyone:
         where = f"'{path / COMPARISON_FILE}'"
         planned = read_comparison(path)
@@ -494,35 +532,59 @@ def resume_comparison(
             (folder, validate(RunConfig, {**BEFORE, **values}, where).with_functions(functions), None)
             for folder, values in planned
         ]
-        return _compare(path, runs, federation, model, ObserverList(everyone), jobs)
+        rows = _find_rows(path, [config.method for _, config, _ in runs], given)
+        return _compare(path, runs, rows, federation, model, ObserverList(everyone), jobs)
+
+
+def _find_rows(path: Path, names: Iterable[str], given: Mapping[str, MethodCard]) -> dict[str, MethodCard]:
+    """The rows of a comparison's methods, by name; those that were passed from Python must be passed again."""
+    found = {}
+    for name in dict.fromkeys(names):
+        row = given.get(name) or methods.find(name)
+        if row is None:
+            raise SparsonaError(
+                f"'{path}' compares '{name}', which is not installed",
+                expected="that method again: it was passed from Python, or its package is not installed",
+                hint=f"call sparsona.resume_comparison with methods=[{name}], or install its package",
+            )
+        found[name] = row
+    if others := sorted(given.keys() - found.keys()):
+        raise unknown_name(f"method of '{path}'", others[0], found)
+    return found
 
 
 def _compare(
     path: Path,
     planned: Sequence[tuple[Path, RunConfig, BaseModel | None]],
+    rows: Mapping[str, MethodCard],
     federation: Federation | None,
     model: Any,
     observers: ObserverList,
     jobs: int,
 ) -> Comparison:
-    titles = {folder: methods.card(config.method).title for folder, config, _ in planned}
+    titles = {folder: rows[config.method].title for folder, config, _ in planned}
     shown = _shown_titles(planned, titles)
     failures: Mapping[Path, BaseException] = {}
     if jobs > 1:
-        failures = play_in_processes(planned, shown, federation, model, observers, jobs)
+        failures = play_in_processes(planned, shown, federation, model, observers, jobs, rows)
     runs, failed = [], read_failed(path)
     errors: list[Exception] = []
     for folder, config, method_config in planned:
-        observing = ObserverList([Titled(observers, shown[folder])])
+        row, functions, observing = (
+            rows[config.method],
+            config.functions,
+            ObserverList([Titled(observers, shown[folder])]),
+        )
         try:
             if (error := failures.get(folder)) is not None:
                 raise error
             if jobs > 1:
-                runs.append(load_run(folder, federation, model, functions=config.functions))
+                runs.append(load_run(folder, federation, model, row, functions))
             elif (folder / "config.json").exists():
-                runs.append(resume_run(folder, federation, model, observing, functions=config.functions))
+                runs.append(resume_run(folder, federation, model, observing, method=row, functions=functions))
             else:
-                runs.append(start_run(config, federation, model, folder, observing, method_config=method_config))
+                run = start_run(config, federation, model, folder, observing, method_config=method_config, row=row)
+                runs.append(run)
             failed.pop(folder.name, None)
         except Exception as error:  # a method's fault, or one of a person's model, must not cost the others their runs
             if is_of_machine(error):
@@ -562,6 +624,7 @@ def play_in_processes(
     model: Any,
     observers: ObserverList,
     jobs: int,
+    rows: Mapping[str, MethodCard] | None = None,
 ) -> dict[Path, BaseException]:
     """All runs, each in a process; observers receive when one begins, what it has saved, and when it is over.
 
@@ -572,14 +635,13 @@ def play_in_processes(
         model: as for `compare`.
         observers: receive the progress.
         jobs: runs at a time.
+        rows: of the methods, by name, where some were passed from Python. None: all are installed.
 
     Returns:
         The errors of those that failed, by folder; the others are finished.
     """
-    import cloudpickle
-
     functions = {key: value for _, config, _ in planned for key, value in config.functions.items()}
-    given = cloudpickle.dumps((federation, model, functions))
+    given = pack_given(federation, model, functions, rows or {})
 
     reported: dict[Path, ProgressUpdate] = {}
 
@@ -625,15 +687,10 @@ def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:
     """One run of a comparison, in a process."""
     import cloudpickle
 
-    federation, model, functions = cloudpickle.loads(given)
+    federation, model, functions, rows = cloudpickle.loads(given)
     folder, config, observers = Path(path), validate(RunConfig, values, path).with_functions(functions), ObserverList()
+    row = rows.get(config.method)
     if (folder / "config.json").exists():
-        resume_run(folder, federation, model, observers, functions=functions)
+        resume_run(folder, federation, model, observers, method=row, functions=functions)
     else:
-        start_run(
-            config,
-            federation,
-            model,
-            folder,
-            observers,
-        )
+        start_run(config, federation, model, folder, observers, row=row)

@@ -51,6 +51,7 @@ def with_guests(
     return replace(
         facts,
         federation=joint_digest([guest.data for guest in guests]),
+        client_digest="",
         targets=terms.kind.targets,
         sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
         label_counts=None if None in counts else np.array(counts, dtype=np.int64),

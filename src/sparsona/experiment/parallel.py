@@ -130,6 +130,21 @@ def unless_stopped(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
+def pack_given(*given: Any) -> bytes:
+    """What a caller passed from Python, pickled for processes: functions and classes of a notebook by value."""
+    import cloudpickle
+
+    try:
+        body: bytes = cloudpickle.dumps(given)
+    except Exception as error:  # whatever an object raises that refuses to be pickled
+        raise SparsonaError(
+            f"data, model, methods or functions that cannot be sent to other processes: {error}",
+            expected="objects that can be pickled, without open files, locks or the like",
+            hint="leave jobs out, so that runs follow one another in this process",
+        ) from error
+    return body
+
+
 def is_of_machine(error: BaseException) -> bool:
     """Whether an error is the machine's fault, such as a full disk: other runs on it would meet it, too."""
     from torch import OutOfMemoryError

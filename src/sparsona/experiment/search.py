@@ -26,8 +26,9 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.points import RECEIVED
 from sparsona.data.federation import Federation
 from sparsona.experiment.build import make_configs
-from sparsona.experiment.parallel import is_of_machine, processes, unless_stopped
+from sparsona.experiment.parallel import is_of_machine, pack_given, processes, unless_stopped
 from sparsona.experiment.train import folder_name, resume_run, start_run
+from sparsona.methods import MethodCard
 from sparsona.runs.files import (
     check_plain,
     explain_disk_errors,
@@ -136,11 +137,17 @@ class Search:
 
 
 def play_all(
-    searches: Iterable[Search], federation: Federation | None, model: Any, jobs: int, listen: Listen | None
+    searches: Iterable[Search],
+    rows: Mapping[str, MethodCard],
+    federation: Federation | None,
+    model: Any,
+    jobs: int,
+    listen: Listen | None,
 ) -> None:
-    """Play all batches of all searches; those of one method one after the other, those of others beside them."""
-    import cloudpickle
+    """Play all batches of all searches; those of one method one after the other, those of others beside them.
 
+    `rows` are the methods that were passed from Python, by the name of their search.
+    """
     searches = list(searches)
     total = sum(one.total for one in searches)
 
@@ -153,7 +160,7 @@ def play_all(
     if listen is not None:
         listen(0, total, "")
     with processes(jobs) as pool:
-        given = cloudpickle.dumps((federation, model))
+        given = pack_given(federation, model, rows)
         running: dict[Future[Trial], Search] = {}
 
         def start(search: Search) -> None:
@@ -243,16 +250,17 @@ def _play_trial(
     """One trial, in a process of its own."""
     import cloudpickle
 
-    federation, model = cloudpickle.loads(given)
-    folder = Path(where)
+    federation, model, rows = cloudpickle.loads(given)
+    folder, row = Path(where), rows.get(name)
     try:
         if (folder / "config.json").exists():
             observers = ObserverList([_Watch(limits, _recorded(RunFolder.open(folder)))])
-            run = resume_run(folder, federation, model, observers)
+            run = resume_run(folder, federation, model, observers, method=row)
         else:
             shutil.rmtree(folder, ignore_errors=True)  # killed before the run was made
-            config, own = make_configs(name, options, federation, model)
-            run = start_run(config, federation, model, folder, ObserverList([_Watch(limits)]), method_config=own)
+            config, own = make_configs(row or name, options, federation, model)
+            observers = ObserverList([_Watch(limits)])
+            run = start_run(config, federation, model, folder, observers, method_config=own, row=row)
     except _PrunedError as error:
         (curve,) = error.args
         return Trial(number, chosen, "pruned", list(curve.values())[-1], curve)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -192,7 +192,7 @@ def describe_run(
     method, federation, task = context.method, context.federation, context.task
     if config.model is None and config.data not in SOURCES:
         config = config.model_copy(update={"model": default_model(config, federation)})
-    counts, digest = federation.label_counts("train"), federation.digest()
+    counts = federation.label_counts("train")
     facts = RunFacts(
         method=config.method,
         title=row.title,
@@ -206,7 +206,8 @@ def describe_run(
         latency=latency_digest(config),
         availability=None if context.plan.availability is None else context.plan.availability.digest,
         has_batch_statistics=task.moves_buffers,
-        federation=digest,
+        federation=federation.digest(),
+        client_digest=federation.client_digest() if federation.has_examples else "",
         layout=task.layout.digest.hex(),
         start=context.start_digest,
         ignores_capacity=ignores_capacity(context),
@@ -221,7 +222,6 @@ def describe_run(
         needs_validation=row.decides_by_validation(config.options),
         sizes=federation.sizes().numpy(),
         label_counts=None if counts is None else counts.numpy(),
-        warm_start=None if start is None else start.describe(task.layout, digest),
         preset=_preset_in_words(config, row),
         num_personal=count_personal(config, context),
         targets=ExampleKind.of(federation).targets,
@@ -237,6 +237,8 @@ def describe_run(
         attackers=tuple(sorted(attackers(context.plan, len(context.clients)))),
         in_the_clear=() if config.privacy is None else sent_in_the_clear(method, task.layout),
     )
+    if start is not None:
+        facts = replace(facts, warm_start=start.describe(task.layout, facts))
     if task.gives_probabilities:
         warn(
             "the model's outputs are probabilities that sum to 1, as of a softmax, and the loss applies one itself: "
@@ -549,6 +551,19 @@ def given_functions(
     return name_functions({"loss": loss, "metrics": metrics, "sampler": sampler})[1]
 
 
+def given_methods(given: Iterable[MethodCard | Callable[..., Any]]) -> dict[str, MethodCard]:
+    """Methods that are passed from Python, as rows by name. Runs are told apart by it, so each has another one."""
+    found: dict[str, MethodCard] = {}
+    for row in map(methods.as_card, given):
+        if found.setdefault(row.name, row) != row:
+            raise SparsonaError(
+                f"two methods called '{row.name}'",
+                expected="a name for each, by which its runs are found again",
+                hint="rename one, or pass it as a MethodCard with a name of its own",
+            )
+    return found
+
+
 def _find_row(folder: RunFolder, name: str, method: Any) -> MethodCard:
     """The row of a run's method, which must be passed again if it was passed from Python."""
     row = methods.find(name) if method is None else methods.as_card(method)
@@ -582,7 +597,7 @@ def _rebuild_context(
     early = _ended_after(folder)
     given = with_initial_weights(folder, model)
     context = make_context(config, federation, given, clock, start, row=row, ends_after=early)
-    if context.federation.digest() != folder.facts.federation:
+    if not _is_data_of(folder.facts, context.federation):
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
     trace = context.plan.availability
     if (None if trace is None else trace.digest) != folder.facts.availability:
@@ -593,6 +608,11 @@ def _rebuild_context(
         )
     _check_same(folder, config, context)
     return context
+
+
+def _is_data_of(facts: RunFacts, federation: Federation) -> bool:
+    """Whether data is that of a run: the same examples in the same order, or at least the same on each client."""
+    return facts.federation == federation.digest() or facts.client_digest == federation.client_digest()
 
 
 def _ended_after(folder: RunFolder) -> int | None:

@@ -7,7 +7,7 @@ test data is not read. Trials have another seed than the results that are report
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,8 +23,8 @@ from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.data.split_plan import MOST_SEED
 from sparsona.executors import choose_device
-from sparsona.experiment.build import make_configs, name_functions, options_taken_by
-from sparsona.experiment.compare import MOST_SEEDS, compare, planned_options, resume_comparison
+from sparsona.experiment.build import make_configs, name_functions, options_taken_by, start_path
+from sparsona.experiment.compare import MOST_SEEDS, Named, compare, planned_options, resume_comparison
 from sparsona.experiment.parallel import check_jobs, usual_jobs
 from sparsona.experiment.run import Comparison
 from sparsona.experiment.search import (
@@ -40,12 +40,14 @@ from sparsona.experiment.search import (
     written_options,
     written_value,
 )
-from sparsona.experiment.train import RUNS, hint_resume, timestamp
+from sparsona.experiment.train import RUNS, given_methods, hint_resume, timestamp
+from sparsona.methods import MethodCard
+from sparsona.runs.declaration import options_of
 from sparsona.runs.files import check_plain
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import MOST_ROUNDS, OPTIONS
-from sparsona.runs.request import parse_method, write_toml
+from sparsona.runs.request import as_stored, parse_method, write_toml
 
 LEARNING_RATES = (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)  # pFedGate, appendix: for each method on each data set
 CHANGE_WORK = {"epochs", "personal_epochs", "tune_epochs", "batch_size", "inner_steps", "num_models", "density"}
@@ -188,7 +190,7 @@ class Tuning:
 
 @usual_torch()
 def tune(
-    names: Sequence[str],
+    names: Sequence[Named],
     federation: Federation | None = None,
     model: Any = None,
     *,
@@ -208,7 +210,8 @@ def tune(
     """Search each method's options on data held out of training, with as many trials for every method.
 
     Args:
-        names: rows of `sparsona methods`, each with options of its own after a colon if needed.
+        names: rows of `sparsona methods`, each with options of its own after a colon if needed, and methods of your
+            own, as for `train`.
         federation: your own data, as for `train`.
         model: a network, as for `train`.
         trials: for each method; fewer only where all combinations of its space have been tried.
@@ -255,15 +258,21 @@ def tune(
             expected="values to try, by option",
             hint='search={"lr": [0.01, 0.1]}',
         )
-    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
+    if (
+        isinstance(names, str)
+        or not isinstance(names, Sequence)
+        or not all(isinstance(one, str | MethodCard) or callable(one) for one in names)
+    ):
         raise SparsonaError(
             f"methods to tune as a {type(names).__name__}",
-            expected="a list of rows of `sparsona methods`",
+            expected="a list of rows of `sparsona methods`, or of methods of your own",
             hint='tune(["fedavg"])',
         )
-    settled = _settle(names, options, federation, seed)
+    rows = given_methods(one for one in names if not isinstance(one, str))
+    written = [one if isinstance(one, str) else methods.as_card(one).name for one in names]
+    settled = _settle(written, rows, options, federation, seed)
     request = Request(
-        names=list(names),
+        names=written,
         options=settled,
         search={key: [*dict.fromkeys(map(_plain, values))] for key, values in (search or {}).items()},
         trials=trials,
@@ -280,19 +289,20 @@ def tune(
         ],
     )
     _check_optuna()
-    spaces = _spaces(request)
+    spaces = _spaces(request, rows)
     for name, space in spaces.items():  # errors in options are raised before a folder is made
-        usual = {**_trial_options(request, name, federation), **{key: values[0] for key, values in space.items()}}
+        usual = {**_trial_options(request, name, rows, federation)}
+        usual |= {key: values[0] for key, values in space.items()}
         for key, values in space.items() or {"": (None,)}.items():
             for value in values:
-                make_configs(name, {**usual, **({key: value} if key else {})}, federation, model)
-    if settled.get("privacy") is not None or any(parse_method(name)[1].get("privacy") is not None for name in names):
+                make_configs(rows.get(name, name), {**usual, **({key: value} if key else {})}, federation, model)
+    if settled.get("privacy") is not None or any(parse_method(name)[1].get("privacy") is not None for name in written):
         warn("every trial spends privacy of the same clients, and so does the choice: no epsilon counts that")
     path = place("out", out) if out is not None else RUNS / f"tune-{timestamp()}"
     make_empty_folder(path)
     write_file(path / "tune.json", request)
     with hint_resume(path), _locked(path):
-        return _tune(path, request, spaces, federation, model, jobs, listen, observers)
+        return _tune(path, request, rows, spaces, federation, model, jobs, listen, observers)
 
 
 @usual_torch()
@@ -301,6 +311,7 @@ def resume_tuning(
     federation: Federation | None = None,
     model: Any = None,
     *,
+    methods: Sequence[MethodCard | Callable[..., Any]] = (),
     jobs: int | None = None,
     listen: Listen | None = None,
     observers: Sequence[object] = (),
@@ -311,6 +322,7 @@ def resume_tuning(
         path: the folder of the search.
         federation: the data, again, if it was started with a federation.
         model: the model, again, if it was started with a module or function.
+        methods: the methods, again, that were passed as a MethodCard or factory.
         jobs: as for `tune`.
         listen: as for `tune`.
         observers: as for `tune`.
@@ -318,7 +330,7 @@ def resume_tuning(
     Returns:
         The finished search; the same as without the interruption.
     """
-    path = Path(path)
+    path, rows = Path(path), given_methods(methods)
     request = read_file(Request, path / "tune.json", "start the search again in another folder")
     if request.format != FORMAT:
         raise SparsonaError(f"'{path}' was written in format {request.format}", expected=f"format {FORMAT}")
@@ -329,9 +341,27 @@ def resume_tuning(
                 expected=f"that {what} again",
                 hint=f"call sparsona.experiment.tune.resume_tuning with {what}=",
             )
+    _check_installed(path, request.names, rows)
     _check_optuna()
     with hint_resume(path), _locked(path):
-        return _tune(path, request, _spaces(request), federation, model or request.model, jobs, listen, observers)
+        spaces = _spaces(request, rows)
+        return _tune(path, request, rows, spaces, federation, model or request.model, jobs, listen, observers)
+
+
+def _check_installed(path: Path, names: Sequence[str], rows: Mapping[str, MethodCard]) -> None:
+    """Refuse a search of methods from Python that were not passed again."""
+    for name in (parse_method(one)[0] for one in names):
+        if name not in rows and methods.find(name) is None:
+            raise SparsonaError(
+                f"'{path}' searches options of '{name}', which is not installed",
+                expected="that method again: it was passed from Python, or its package is not installed",
+                hint=f"call sparsona.experiment.tune.resume_tuning with methods=[{name}], or install its package",
+            )
+
+
+def _row(name: str, rows: Mapping[str, MethodCard]) -> MethodCard:
+    """The row of a method by how it was written; `rows` are those that were passed from Python."""
+    return rows.get(name) or methods.card(parse_method(name)[0])
 
 
 def _plain(value: Any) -> Any:
@@ -365,30 +395,37 @@ def _check_optuna() -> None:
 
 
 def _settle(
-    names: Sequence[str], options: Mapping[str, Any], federation: Federation | None, seed: int
+    names: Sequence[str],
+    rows: Mapping[str, MethodCard],
+    options: Mapping[str, Any],
+    federation: Federation | None,
+    seed: int,
 ) -> dict[str, Any]:
-    """The options of trials and results alike.
+    """The options of trials and results alike, as a run stores them.
 
     Nobody holds validation data back unless some method needs it or a preset has it. One partition serves trials and
     results: under another, what is tested later could be what a trial was trained on.
     """
-    settled = dict(options)
+    own = {key: one for name in names for key, one in options_of(methods.factory(_row(name, rows))[1]).items()}
+    settled = as_stored(options, own)
+    if settled.get("warm_start") is not None:
+        settled["warm_start"] = start_path(settled["warm_start"])
     if "holdout_rate" in settled:
         raise SparsonaError("holdout_rate as an option of a run", expected="the parameter of `tune`")
     if federation is None:
         settled.setdefault("partition_seed", seed)
         has_preset = any({**settled, **parse_method(name)[1]}.get("preset") for name in names)
-        if not has_preset and not _needs_validation(names, settled):
+        if not has_preset and not _needs_validation(names, rows, settled):
             settled.setdefault("validation_rate", 0.0)
     return settled
 
 
-def _needs_validation(names: Sequence[str], options: Mapping[str, Any]) -> bool:
-    return bool(options.get("guard")) or any(methods.card(parse_method(name)[0]).needs_validation for name in names)
+def _needs_validation(names: Sequence[str], rows: Mapping[str, MethodCard], options: Mapping[str, Any]) -> bool:
+    return bool(options.get("guard")) or any(_row(name, rows).needs_validation for name in names)
 
 
 def _plan_trials(
-    names: Sequence[str],
+    names: Sequence[Named],
     federation: Federation | None,
     model: Any,
     match: str,
@@ -409,18 +446,17 @@ def _plan_trials(
     return found
 
 
-def _spaces(request: Request) -> dict[str, Space]:
+def _spaces(request: Request, rows: Mapping[str, MethodCard]) -> dict[str, Space]:
     """What is searched for each method: the papers' grids, and what the user adds."""
     found: dict[str, Space] = {}
     used: set[str] = set()
-    known = set(OPTIONS).union(*(methods.factory(parse_method(name)[0])[1].model_fields for name in request.names))
+    known = set(OPTIONS).union(*(methods.factory(_row(name, rows))[1].model_fields for name in request.names))
     if unknown := sorted(set(request.options) - known):
         raise methods.unknown_option(request.names, unknown[0], known)
     for name in request.names:
-        row_name, own = parse_method(name)
-        row = methods.card(row_name)
+        row = _row(name, rows)
         fields = methods.factory(row)[1].model_fields
-        fixed = {*own, *request.options} - set(request.search)
+        fixed = {*parse_method(name)[1], *request.options} - set(request.search)
         space: dict[str, tuple[Any, ...]] = {"lr": LEARNING_RATES} if "lr" in fields else {}
         space |= {key: tuple(values) for key, values in row.grid.items()}
         for key, values in request.search.items():
@@ -447,9 +483,10 @@ def _spaces(request: Request) -> dict[str, Space]:
     return found
 
 
-def _trial_options(request: Request, name: str, federation: Federation | None) -> dict[str, Any]:
-    rows = {one: methods.card(parse_method(one)[0]) for one in request.names}
-    options = options_taken_by(rows[name], request.options, [*rows.values()])
+def _trial_options(
+    request: Request, name: str, rows: Mapping[str, MethodCard], federation: Federation | None
+) -> dict[str, Any]:
+    options = options_taken_by(_row(name, rows), request.options, [_row(one, rows) for one in request.names])
     options["seed"] = request.seed + SEED_STRIDE
     if federation is None:
         options["holdout_rate"] = request.holdout_rate
@@ -473,6 +510,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _tune(
     path: Path,
     request: Request,
+    rows: Mapping[str, MethodCard],
     spaces: Mapping[str, Space],
     federation: Federation | None,
     model: Any,
@@ -485,18 +523,18 @@ def _tune(
     if federation is not None:
         train, validation, _ = federation.sizes().sum(0).tolist()
         share = validation / (train + validation)
-        if not _needs_validation(request.names, request.options):
+        if not _needs_validation(request.names, rows, request.options):
             federation, share = federation.without_validation(), 0.0
         held = federation.hold_out(request.holdout_rate, share, seed=request.seed)
     found = {}
     for name, space in spaces.items():
-        options = _trial_options(request, name, federation)
+        options = _trial_options(request, name, rows, federation)
         # A model that is tuned at the end is not judged by what it was before.
-        config, own = make_configs(name, options, federation, model)
+        config, own = make_configs(rows.get(name, name), options, federation, model)
         prunes = request.prune and not config.tune_epochs
         defaults = {**config.model_dump(), **own.model_dump()}
         found[name] = Search(path, name, space, options, defaults, request.trials, request.seed, prunes)
-    play_all(found.values(), held, model, jobs, listen)
+    play_all(found.values(), rows, held, model, jobs, listen)
     tuned = {name: Tuned(name, one.space, tuple(one.trials)) for name, one in found.items()}
     result = Tuning(path, tuned, request.match, None)
     if lost := [name for name in tuned if name not in result.best]:
@@ -516,11 +554,12 @@ def _tune(
             done = sum(len(one.trials) for one in tuned.values())
             listen(done, done, "now training the chosen options on all training data")
         if (refit / "comparison.json").exists():
+            given = [row for name, row in rows.items() if name in result.best]
             result.comparison = resume_comparison(
-                refit, federation, model, jobs=jobs, observers=observers, progress=False
+                refit, federation, model, methods=given, jobs=jobs, observers=observers, progress=False
             )
         else:
-            pairs = list(result.with_trials().items())
+            pairs = [(rows.get(name, name), options) for name, options in result.with_trials().items()]
             trained = {**request.options, "seed": request.seed}
             result.comparison = compare(
                 pairs,

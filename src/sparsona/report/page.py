@@ -157,7 +157,7 @@ def render_report(
         else [],
         points={view.point: point_of(view.point).text for view in views},
         words=plain_words(),
-        dark=(COLOURS[0], DARK[COLOURS[0]]),
+        dark=_on_dark(),
         plotly=_inline_script(plotly.get_plotlyjs()),
     )
 
@@ -437,6 +437,12 @@ def _settings(
     shared, differing = shared_and_differing(tables)
     own = [(view, [entries.get(name, "") for name in differing]) for view, entries in zip(views, tables, strict=True)]
     return shared, differing, own
+
+
+def _on_dark() -> dict[str, str]:
+    """What charts have on a dark page in place of their colours, whole and faded."""
+    different = {light: DARK[light] for light in COLOURS if light in DARK}
+    return different | {plots.fade(light): plots.fade(dark) for light, dark in different.items()}
 
 
 def _inline_script(script: str) -> str:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 # Okabe and Ito's palette without its yellow (invisible on white) and its black (invisible on dark), plus a grey; then
-# five that differ from these and from each other, seen on white and on dark, for comparisons of up to twelve methods.
+# five for comparisons of up to twelve methods: darker ones on white, lighter ones of similar hues on dark, since the
+# colour-blind tell twelve apart by lightness. tests/report/test_palette.py has the least differences.
 COLOURS = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"),
-    *("#7b61c9", "#8a6d3b", "#b8405e", "#5b8c2a", "#00939c"),
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#757575"),
+    *("#9774fb", "#7b2412", "#9a397c", "#795f2e", "#105d43"),
+)
+ON_DARK = (
+    *("#3b78f0", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#b8b8b8"),
+    *("#806aa7", "#ffc0b3", "#f5d2ff", "#ffff33", "#82e676"),
 )
 DASHES = ("solid", "dash", "dashdot", "dot", "8px,3px")  # distinguish lines whose colours repeat
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "pentagon", "hexagon", "star")
@@ -17,7 +22,8 @@ PAGE, INK, MUTED, RULE = "#ffffff", "#1c2430", "#5c6875", "#dde3e9"
 ON_HEAT = "#fffffe"  # on a strong cell: white on every page, and so not PAGE
 PARTS = {"train": COLOURS[0], "validation": COLOURS[4], "test": EQUAL}
 # What a dark page shows in their place; all other colours are seen on both.
-DARK = {PAGE: "#1a2129", INK: "#e6ebf0", MUTED: "#9aa7b4", RULE: "#2e3843", COLOURS[0]: "#3d9ed6"}
+DARK = {PAGE: "#1a2129", INK: "#e6ebf0", MUTED: "#9aa7b4", RULE: "#2e3843"}
+DARK |= {light: dark for light, dark in zip(COLOURS, ON_DARK, strict=True) if light != dark}
 
 # A scale for terminals, whose background is unknown: more is brighter, from a blue that is nearly black.
 TERMINAL_SCALE = ("#222b35", "#21435c", "#1f5a83", "#2679ac", "#5aa5d2", "#8fd0f7")

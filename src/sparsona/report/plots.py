@@ -198,7 +198,7 @@ def client_accuracies(views: Sequence[RunView]) -> Figure:
             hovertemplate="%{customdata}<extra></extra>",
             marker={"color": colour, "size": 6, "opacity": 0.75},
             line={"color": colour, "width": 1.5},
-            fillcolor=_fade(colour),
+            fillcolor=fade(colour),
         )
     measure = views[0].measure
     figure.update_xaxes(title_text=f"client {html.escape(measure.title)}", ticksuffix=measure.unit)
@@ -338,7 +338,7 @@ def _add_line(
             x=[*x, *reversed(x)],
             y=[*high.tolist(), *low[::-1].tolist()],
             fill="toself",
-            fillcolor=_fade(colour),
+            fillcolor=fade(colour),
             line={"width": 0},
             mode="lines",
             hoverinfo="skip",
@@ -533,6 +533,7 @@ def _colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def _fade(colour: str) -> str:
+def fade(colour: str) -> str:
+    """A colour of areas, through which lines are seen."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.15)"

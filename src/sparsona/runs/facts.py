@@ -26,7 +26,8 @@ class WarmStartFacts:
     """Where the weights come from that a run began with.
 
     `weights` and `federation` are digests; of the `of` parameters, `taken` come from that run; `same_data`: it was
-    trained on the same clients. `data` is what its data set is called; "" in runs of older versions.
+    trained on the same clients. `data` is what its data set is called; "" in runs of older versions, as `client_digest`
+    is, a digest of what each client holds.
     """
 
     run: str
@@ -38,6 +39,7 @@ class WarmStartFacts:
     of: int = 0
     same_data: bool = True
     data: str = ""
+    client_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,9 @@ class RunFacts:
     is in use. `availability` is a digest of a trace. `config` has a digest of each option in config.json, and is empty
     in runs of older versions; `extensions` are the rounds that were added later. `functions` has digests of the code
     of functions from Python, by option and name. `attackers` are the clients that attack, where some do.
-    `in_the_clear`: in a run with differential privacy, the parts of messages that noise does not cover.
+    `in_the_clear`: in a run with differential privacy, the parts of messages that noise does not cover. `federation` is
+    a digest of all examples in their order, or of what clients on several machines report; `client_digest` is one of
+    what each client holds, and "" on several machines and in runs of older versions: see `same_data`.
     """
 
     method: str
@@ -162,6 +166,7 @@ class RunFacts:
     functions: Mapping[str, str] = field(default_factory=dict)
     attackers: tuple[int, ...] = ()
     in_the_clear: tuple[str, ...] = ()
+    client_digest: str = ""
     format: int = field(default=FORMAT)
 
     @property
@@ -254,6 +259,14 @@ class RunFacts:
                 expected="about.json as sparsona wrote it",
                 hint="restore it from a copy, or start the run again in another folder",
             ) from None
+
+
+def same_data(one: RunFacts | WarmStartFacts, other: RunFacts | WarmStartFacts) -> bool:
+    """Whether the clients of two runs hold the same examples, in whatever order all of them are stored.
+
+    Runs of older versions have a digest of that order alone: of these, other orders are other data.
+    """
+    return one.federation == other.federation or bool(one.client_digest and one.client_digest == other.client_digest)
 
 
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.reading import expand
 from sparsona.core.spec import shorten
+from sparsona.runs.comparison import COMPARISON_FILE
 from sparsona.runs.failed import FailedRun, read_failed
 from sparsona.runs.files import read_file, read_json
 from sparsona.runs.folder import SUMMARY_FILE, is_used, parse_summary
 from sparsona.runs.manifest import find_manifest
+
+GROUPS = (COMPARISON_FILE, "tune.json", "reproduction.json")  # of folders that runs are in
 
 
 def find_run(text: str | Path) -> Path:
@@ -27,6 +31,17 @@ def find_run(text: str | Path) -> Path:
         expected="a folder, or a name in ./runs",
         hint="`sparsona runs` lists those names",
     )
+
+
+def full_name(run: Path) -> str:
+    """What is made of a run is called by this: its folder, after those of its comparison and search, where others have
+    runs of the same name."""
+    run = Path(os.path.abspath(run))  # "." has no name, and a link keeps its own
+    names = [run.name]
+    while any((run.parent / file).exists() for file in GROUPS):
+        run = run.parent
+        names.insert(0, run.name)
+    return "-".join(names)
 
 
 def list_runs(where: Path) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.reading import parse_toml, read_text
 from sparsona.data.catalog import own_spec
-from sparsona.runs.declaration import options_of, with_absolute_paths
+from sparsona.runs.declaration import Option, options_of, with_absolute_paths
 from sparsona.runs.options import OPTIONS, RunConfig
 
 
@@ -85,11 +85,25 @@ def choose(row: Row, kind: type[BaseModel], published: Mapping[str, Any], given:
                 )
             )
         of_run["lr_decay"] = 1.0  # recorded as it acts: no decay
-    if isinstance(of_run.get("data"), str):
-        of_run["data"] = own_spec(of_run["data"])
-    of_run, of_method = with_absolute_paths(OPTIONS, of_run), with_absolute_paths(own, of_method)
+    of_run, of_method = as_stored(of_run), with_absolute_paths(own, of_method)
     from_preset = frozenset(published) - {key.replace("-", "_") for key in given}
     return Chosen({**row.engine, **of_run}, {**row.options, **of_method}, unknown, errors, from_preset)
+
+
+def as_stored(values: Mapping[str, Any], own: Mapping[str, Option] | None = None) -> dict[str, Any]:
+    """Options as they are written into a run's folder: files by their absolute paths.
+
+    Args:
+        values: options of a run, and perhaps of methods.
+        own: the declared options of these methods.
+
+    Returns:
+        The same, for another working folder to read.
+    """
+    found = dict(values)
+    if isinstance(found.get("data"), str):
+        found["data"] = own_spec(found["data"])
+    return with_absolute_paths({**(own or {}), **OPTIONS}, found)
 
 
 def samples_all(published: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.tree import Tree
-from sparsona.runs.facts import WarmStartFacts
+from sparsona.runs.facts import RunFacts, WarmStartFacts, same_data
 from sparsona.runs.folder import GLOBAL_FILE, INITIAL_FILE, START_FILE, RunFolder, reached
 
 
@@ -32,11 +32,10 @@ class WarmStart:
     def file(self) -> bytes:
         return _as_file(self.weights)
 
-    def describe(self, layout: Layout, federation: str) -> WarmStartFacts:
-        """The facts that a run with this start records."""
+    def describe(self, layout: Layout, run: RunFacts) -> WarmStartFacts:
+        """The facts that a run with this start records, by those that it has so far."""
         taken = sum(slot.name in self.weights for slot in layout.slots)
-        same = self.facts.federation == federation
-        return replace(self.facts, taken=taken, of=len(layout.slots), same_data=same)
+        return replace(self.facts, taken=taken, of=len(layout.slots), same_data=same_data(self.facts, run))
 
 
 def save_global_model(
@@ -68,7 +67,13 @@ def warm_start_from(path: str | Path) -> WarmStart:
         )
     weights = read_weights(folder, GLOBAL_FILE)
     known = WarmStartFacts(
-        str(folder.path), facts.method, found.completed, _digest(weights), facts.federation, data=facts.data
+        str(folder.path),
+        facts.method,
+        found.completed,
+        _digest(weights),
+        facts.federation,
+        data=facts.data,
+        client_digest=facts.client_digest,
     )
     return WarmStart(weights, known)
 

@@ -113,7 +113,11 @@ def clients_run_together_as_alone(case: Case) -> None:
     for one, other in pairs:
         for (path, value), (_, value2) in zip(leaves(one), leaves(other), strict=True):
             near = torch.equal(value, value2) if value.dtype is torch.bool else torch.allclose(value, value2, 0, 1e-5)
-            require(near, f"{path} differs: loss and update must be functions of tensors alone")
+            require(
+                near,
+                f"{path} differs: perhaps a mean over a batch counts padding, whose batch.weight is 0 (divide by "
+                "batch.weight.sum(), as task.mean_loss does); or loss and update are not functions of tensors alone",
+            )
     for turn, turn2 in zip(alone.records[0].turns, stacked.records[0].turns, strict=True):
         require(turn.traffic == turn2.traffic, f"client {turn.client}'s messages have other sizes")
         require(

@@ -1,0 +1,89 @@
+"""Tries whether a phase's loss leaves out the examples of weight 0 with which batches are filled up."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.method import Phase, Tick, Work
+from sparsona.core.round import Batch
+from sparsona.core.tree import leaves
+from sparsona.data.batches import in_order
+from sparsona.engine.context import ClientContext
+from sparsona.engine.turn import OpenTurn, take_step
+
+EXAMPLES = 32  # of one client, that are tried: half of them as examples, the others as padding
+SAME = 1e-3  # relative difference; what is added for an example of weight 0 is zero, so that rounding has no part in it
+
+
+class PaddingCheck:
+    """Tries each phase of a run once, before its first step; the run is the same as without.
+
+    A plain mean over a batch counts padding. Nothing would show it but slightly worse models than `serial` gives.
+    """
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._tried: set[Hashable] = set()
+
+    def __call__(self, phase: Phase, turn: OpenTurn) -> None:
+        """Raise SparsonaError if the loss of a phase counts examples of weight 0.
+
+        Args:
+            phase: one that is run on padded batches.
+            turn: a client's, about to begin that phase.
+        """
+        what = (phase.loss, phase.trains, phase.batches_per_step)
+        size = min(EXAMPLES, turn.train.num_examples, self._context.largest_batch)
+        if what in self._tried or size < 2:
+            return
+        self._tried.add(what)
+        whole, half = next(in_order(turn.train, size)), size // 2
+        others, again = [*range(size)], [place % half for place in range(size)]
+        try:
+            alone = _try(phase, turn.work, _padded(whole, others[:half], half))
+            filled, otherwise = (_try(phase, turn.work, _padded(whole, places, half)) for places in (others, again))
+        except Exception:  # on few examples; if it is wrong, the training that follows says how
+            return
+        # Not `alone` against `filled`: a gate whose scores tie may choose otherwise by rounding alone.
+        by_content = any(_distance(one, other) > SAME for one, other in zip(filled, otherwise, strict=True))
+        by_number = _distance(filled[1] * size, alone[1] * half) < SAME and bool(alone[1].any())
+        if by_content or by_number:
+            raise SparsonaError(
+                f"the loss of {self._context.method.name or 'a method'}'s phase '{phase.name}' counts the examples of "
+                "weight 0 that fill up batches",
+                expected="a mean weighted by batch.weight: task.mean_loss(outputs, batch), or (losses * "
+                "batch.weight).sum() / batch.weight.sum() in place of losses.mean(); of a function given as loss=, "
+                "a loss for each example that depends on that one alone",
+                hint="mixes_examples=True in the Phase if its loss cannot do without whole batches; "
+                "executor='serial' pads none",
+            )
+
+
+def _padded(batch: Batch, places: Sequence[int], count: int) -> Batch:
+    """The examples at these places of a batch, of which all but the first `count` are padding."""
+    at = torch.tensor(places, device=batch.targets.device)
+    weight = (torch.arange(len(places), device=at.device) < count).to(batch.weight.dtype)
+    inputs, targets, index = (one.index_select(0, at) for one in (batch.inputs, batch.targets, batch.index))
+    return replace(batch, inputs=inputs, targets=targets, index=index, weight=weight)
+
+
+def _try(phase: Phase, work: Work, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The loss on a batch, and its gradient end to end."""
+    device = batch.targets.device
+    tick = Tick(torch.ones((), device=device), torch.zeros((), dtype=torch.int64, device=device))
+    batches: Any = batch if phase.batches_per_step == 1 else (batch,) * phase.batches_per_step
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        grads, loss = take_step(replace(phase, update=lambda _work, grads, _tick: grads), work, batches, tick)
+    flat = torch.cat([tensor.reshape(-1) for _, tensor in leaves(grads)])
+    return loss.double().reshape(1), flat.double()
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """The difference of two vectors relative to the longer one; NaN if one of them is not finite, or both are zero."""
+    return float((one - other).norm() / torch.maximum(one.norm(), other.norm()))

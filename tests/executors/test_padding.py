@@ -1,0 +1,142 @@
+"""Executors that fill up batches refuse a loss that counts what they are filled up with, and change nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from processes import traces
+from torch import nn
+from torch.nn import functional as F
+
+import sparsona as sp
+from sparsona.core.errors import SparsonaError
+from sparsona.core.method import Method
+from sparsona.engine.rounds import simulate
+from sparsona.executors.graphed import Graphed
+from sparsona.executors.stacked import Stacked
+from sparsona.experiment.build import make_config, make_context
+from sparsona.gpu import padding
+from sparsona.gpu.padding import PaddingCheck
+from sparsona.methods.fedavg import FedAvgConfig, fedavg
+
+QUICK = {"clients": 4, "rounds": 1, "epochs": 1, "data_rate": 0.1, "progress": False}
+REFUSED = "the loss of mine's phase 'train' counts the examples of weight 0"
+
+
+def with_loss(of_batch, **phase):
+    """FedAvg with another loss of outputs and batch."""
+
+    def mine(task, config: FedAvgConfig) -> Method:
+        base = fedavg(task, config)
+
+        def loss(work, batch):
+            outputs, buffers = task.forward(work.params, work.buffers, batch.inputs, True, batch.noise)
+            return of_batch(outputs, batch) + 1e-3 * work.params.flat.square().sum(), buffers
+
+        return replace(base, phases=(replace(base.phases[0], loss=loss, **phase),), tune=None)
+
+    return mine
+
+
+def each(outputs, batch):
+    return F.cross_entropy(outputs, batch.targets, reduction="none")
+
+
+def zero_net() -> nn.Module:
+    """All losses are the same at first: only gradients tell which examples count."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+    nn.init.zeros_(net[3].weight)
+    nn.init.zeros_(net[3].bias)
+    return net
+
+
+WRONG = {
+    "a plain mean": lambda outputs, batch: F.cross_entropy(outputs, batch.targets),
+    "a plain sum": lambda outputs, batch: each(outputs, batch).sum(),
+    "the largest": lambda outputs, batch: each(outputs, batch).topk(2).values.mean(),
+    "of other examples' outputs": lambda outputs, batch: (each(outputs - outputs.mean(0), batch) * batch.weight).sum(),
+}
+RIGHT = {
+    "a weighted mean": lambda outputs, batch: (each(outputs, batch) * batch.weight).sum() / batch.weight.sum(),
+    "a weighted sum": lambda outputs, batch: (each(outputs, batch) * batch.weight).sum() / 32,
+}
+
+
+@pytest.mark.parametrize("model", ["mlp", zero_net], ids=["mlp", "zeros"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_loss_that_counts_padding_is_refused(name, model, tmp_path):
+    mine = with_loss(WRONG[name])
+    with pytest.raises(SparsonaError, match=REFUSED) as told:
+        sp.train(mine, model=model, executor="stacked", out=tmp_path / "run", **QUICK)
+    assert "(losses * batch.weight).sum() / batch.weight.sum()" in told.value.expected
+    assert sp.train(mine, model=model, executor="serial", out=tmp_path / "serial", **QUICK).summary["rounds"] == 1
+
+
+def test_a_mean_over_all_that_weighs_is_refused(tmp_path):
+    """What the examples of weight 0 are does not matter to it, but how many they are."""
+
+    def mine(task, config: FedAvgConfig) -> Method:
+        base = fedavg(task, config)
+
+        def loss(work, batch):
+            outputs, buffers = task.forward(work.params, work.buffers, batch.inputs, True, batch.noise)
+            return (each(outputs, batch) * batch.weight).mean(), buffers
+
+        return replace(base, phases=(replace(base.phases[0], loss=loss),))
+
+    with pytest.raises(SparsonaError, match=REFUSED):
+        sp.train(mine, model="mlp", executor="stacked", out=tmp_path / "run", **QUICK)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_others_run(name, tmp_path):
+    run = sp.train(with_loss(RIGHT[name]), model="mlp", executor="stacked", out=tmp_path / "run", **QUICK)
+    assert run.summary["rounds"] == 1
+
+
+def test_a_loss_that_is_not_finite_is_left_to_training(tmp_path):
+    mine = with_loss(lambda outputs, batch: outputs.sum() * torch.nan)
+    with pytest.raises(SparsonaError, match="loss is nan"):
+        sp.train(mine, model="mlp", executor="stacked", out=tmp_path / "run", **QUICK)
+
+
+def test_a_phase_that_says_that_it_mixes_examples_runs_alone(tmp_path):
+    mine = with_loss(WRONG["a plain mean"], mixes_examples=True)
+    found = [sp.train(mine, model="mlp", executor=name, out=tmp_path / name, **QUICK) for name in ("serial", "stacked")]
+    one, other = (torch.cat([p.flatten() for p in run.model().parameters()]) for run in found)
+    assert torch.allclose(one, other, 1e-5, 1e-6)
+
+
+def test_a_function_given_as_loss_is_tried_with_every_method(tmp_path):
+    def relative(outputs, targets):
+        losses = F.cross_entropy(outputs, targets, reduction="none")
+        return losses / losses.mean().detach()
+
+    with pytest.raises(SparsonaError, match="the loss of fedavg's phase 'train' counts") as told:
+        sp.train("fedavg", model="mlp", loss=relative, executor="stacked", out=tmp_path / "run", **QUICK)
+    assert "given as loss=, a loss for each example" in told.value.expected
+
+
+@pytest.mark.parametrize("executor", [Stacked, Graphed])
+def test_it_is_tried_once_a_phase_by_both_that_pad(executor, monkeypatch):
+    calls, original = [], padding.take_step
+    monkeypatch.setattr(padding, "take_step", lambda phase, *rest: calls.append(phase.name) or original(phase, *rest))
+    options = {"clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.1, "personal": ["output"]}
+    context = make_context(make_config("fedalt", options, model="mlp"), None, "mlp")
+    engine = simulate(context, executor(context))
+    population = engine.start()
+    for index in range(2):
+        population, _ = engine.play(population, index)
+    assert calls == [phase.name for phase in context.method.phases for _ in range(3)]
+
+
+def test_a_run_has_the_bits_it_had(monkeypatch, tmp_path):
+    """Neither the draws nor the models are changed by what is tried."""
+    tried = sp.train("fedspa", model="mlp", executor="stacked", out=tmp_path / "tried", **QUICK)
+    monkeypatch.setattr(PaddingCheck, "__call__", lambda *_: None)
+    before = torch.get_rng_state()
+    plain = sp.train("fedspa", model="mlp", executor="stacked", out=tmp_path / "plain", **QUICK)
+    assert traces(tried.path)["tensors"] == traces(plain.path)["tensors"]
+    assert torch.equal(before, torch.get_rng_state())
