@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sparsona as sp
+from sparsona import methods
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method
 from sparsona.engine.rounds import simulate
@@ -119,24 +121,55 @@ def test_a_function_given_as_loss_is_tried_with_every_method(tmp_path):
     assert "given as loss=, a loss for each example" in told.value.expected
 
 
-@pytest.mark.parametrize("executor", [Stacked, Graphed])
-def test_it_is_tried_once_a_phase_by_both_that_pad(executor, monkeypatch):
+def halved(outputs, targets):
+    """A loss for each example: one that may be given."""
+    return F.cross_entropy(outputs, targets, reduction="none") / 2
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """The names of phases, one for each step that is taken to try them."""
     calls, original = [], padding.take_step
     monkeypatch.setattr(padding, "take_step", lambda phase, *rest: calls.append(phase.name) or original(phase, *rest))
-    options = {"clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.1, "personal": ["output"]}
-    context = make_context(make_config("fedalt", options, model="mlp"), None, "mlp")
+    return calls
+
+
+def play(executor, name, options, rounds):
+    context = make_context(make_config(name, {**options, "rounds": rounds}, model="mlp"), None, "mlp")
     engine = simulate(context, executor(context))
     population = engine.start()
-    for index in range(2):
+    for index in range(rounds):
         population, _ = engine.play(population, index)
-    assert calls == [phase.name for phase in context.method.phases for _ in range(3)]
+    return context.method
 
 
-def test_a_run_has_the_bits_it_had(monkeypatch, tmp_path):
+@pytest.mark.parametrize("executor", [Stacked, Graphed])
+def test_it_is_tried_once_a_phase_by_both_that_pad(executor, tried):
+    options = {"clients": 4, "epochs": 1, "data_rate": 0.1, "personal": ["output"], "loss": halved}
+    method = play(executor, "fedalt", options, rounds=2)
+    assert tried == [phase.name for phase in method.phases for _ in range(3)]
+
+
+def test_losses_of_the_package_are_not_tried_in_every_run(tried):
+    play(Stacked, "fedspa", {"clients": 4, "epochs": 1, "data_rate": 0.1}, rounds=1)
+    assert not tried
+
+
+@pytest.mark.parametrize("name", sorted(methods.METHODS.keys() - {"fedbn"}))  # which has FedAvg's loss
+def test_losses_of_the_package_leave_padding_out(name, tried, monkeypatch):
+    monkeypatch.setattr(padding, "GivenLoss", Callable)  # as if they were not of the package
+    own = {"fedalt": {"personal": ["output"]}, "fedsim": {"personal": ["output"]}}.get(name, {})
+    method = play(Stacked, name, {"clients": 3, "epochs": 1, "data_rate": 0.1, **own}, rounds=1)
+    may_be_padded = [phase.name for phase in method.phases if not phase.mixes_examples]
+    assert not may_be_padded or tried
+
+
+def test_a_run_has_the_bits_it_had(tried, monkeypatch, tmp_path):
     """Neither the draws nor the models are changed by what is tried."""
-    tried = sp.train("fedspa", model="mlp", executor="stacked", out=tmp_path / "tried", **QUICK)
+    once = sp.train("fedspa", model="mlp", loss=halved, executor="stacked", out=tmp_path / "tried", **QUICK)
+    assert tried
     monkeypatch.setattr(PaddingCheck, "__call__", lambda *_: None)
     before = torch.get_rng_state()
-    plain = sp.train("fedspa", model="mlp", executor="stacked", out=tmp_path / "plain", **QUICK)
-    assert traces(tried.path)["tensors"] == traces(plain.path)["tensors"]
+    plain = sp.train("fedspa", model="mlp", loss=halved, executor="stacked", out=tmp_path / "plain", **QUICK)
+    assert traces(once.path)["tensors"] == traces(plain.path)["tensors"]
     assert torch.equal(before, torch.get_rng_state())
