@@ -52,7 +52,7 @@ picture: setup  ## README's picture of the report, of the comparison of `make ru
 quick: setup  ## what to run after every edit: the suite without its long tests, 90 s on two cores
 	$(BIN)/python -m pytest $(TWO) -m "not slow and not network and not cluster and not flower and not long"
 
-test: setup  ## the suite, about twelve minutes on two cores
+test: setup  ## the suite, about eight minutes on two cores
 	$(BIN)/python -m pytest $(TWO)
 
 test-all: setup  ## the suite, and more kill points, methods and seeds of what it has already

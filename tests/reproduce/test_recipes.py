@@ -71,8 +71,8 @@ def test_a_table_of_each_paper_is_run_scaled(name, say, sets, tmp_path):
     check(json.loads(said.out), f"{name}-scale-{scale:g}{'-' * bool(change)}{change}")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["fedspa/table1", "pfedgate/table1", "fedalt/table3"])
 def test_all_rows_of_a_table_are_run_scaled(name, say, sets, tmp_path, monkeypatch):
     """On those data sets whose networks are small."""
