@@ -222,6 +222,16 @@ def test_gaps_are_said_to_be_whose():
             federate(x, Y, owners=wrong)
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), ""])
+def test_missing_labels_are_counted_and_said_to_be_whose(missing):
+    labels = [missing if place in (5, 13) else f"class {place % 3}" for place in range(24)]
+    said = "y has no label in 2 of 24 examples, of owners p02, p06, the first is example 5\n.*\n.*drop these examples"
+    with pytest.raises(SparsonaError, match=said):
+        federate(X, np.array(labels, dtype=object), owners=[f"p{place // 2:02d}" for place in range(24)])
+    with pytest.raises(SparsonaError, match="client 0: y has no label in 2 of 24 examples, the first is example 5"):
+        Federation.from_clients([(X, labels)], class_names=["class 0", "class 1", "class 2"])
+
+
 def test_hugging_face_columns_names_and_published_split():
     table = HuggingFace({"signal": X.tolist(), "label": Y.tolist(), "who": ["p", "q"] * 12}, NAMES)
     by_owner = federate(table, owner="who")
@@ -363,6 +373,30 @@ def test_owners_by_name_are_the_clients():
         rows = X[[i for i in range(24) if owners[i] == client.name]].tolist()
         assert all(row in rows for row in client.examples("train").inputs.tolist())
     assert sp.federate(X, Y, owners=owners, clients=2, partition="iid").client_names is None
+
+
+def test_examples_without_an_owner_are_counted(capsys):
+    """Whole numbers with gaps are floats or objects in a frame."""
+    numbers = [[7, 9, None][i % 3] for i in range(24)]
+    for name, owners in {
+        "texts": [None if one is None else f"p{one}" for one in numbers],
+        "texts and NaN": [float("nan") if one is None else f"p{one}" for one in numbers],
+        "floats": np.array(numbers, dtype=np.float64),
+        "objects": np.array(numbers, dtype=object),
+        "whole": [-1 if one is None else one for one in numbers],
+    }.items():
+        for _ in range(2):  # said once
+            assert sp.federate(X, Y, owners=owners, name=name).num_clients == 2
+        said = f"warning: {name}: 8 of 24 examples have no owner and belong to no client\n"
+        assert capsys.readouterr().err == said
+        sp.federate(X, Y, owners=owners, name=f"{name}, iid", clients=2, partition="iid")
+        assert capsys.readouterr().err == ""
+    published = sp.federate(X, Y, owners=numbers, name="published", num_train=12, test="natural")
+    assert published.num_clients == 2
+    assert "published: 8 of 24 examples have no owner" in capsys.readouterr().err
+    for wrong in ([0.5, *numbers[1:]], [float(i % 3) for i in range(24)], [np.inf, *numbers[1:]]):
+        with pytest.raises(SparsonaError, match=r"owners are (float64|object) of shape"):
+            sp.federate(X, Y, owners=wrong)
 
 
 def test_a_dict_given_to_federate_is_clients():

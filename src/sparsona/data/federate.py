@@ -138,12 +138,12 @@ def federate(
     if view is None and table.is_image:
         view = View()  # bytes are stored as such, and divided by 255
     classes = table.class_names if class_names is None else clean_names(class_names, "classes")
-    (y,), classes = name_classes([table.y], [""], classes)
     of_owners, whose = None, None
     if owners is not None:
         owners, of_owners = owner_names(owners)
         owners = validate.check_owners(owners).numpy()
         whose = owners, of_owners
+    (y,), classes = name_classes([table.y], [""], classes, whose)
     packing = None
     if is_several(table.x):
         x, packing = pack(table.x, owners=whose)
@@ -270,13 +270,17 @@ def _find_eligible(pool: Pool, plan: SplitPlan, holdout: Holdout, seeds: Seeds) 
     num_owners = int(pool.owners.max()) + 1
     counts = count_by_owner(pool.owners[:end], num_owners)
     owners = _draw(np.flatnonzero(counts), plan.data_rate, seeds)
-    num_dealt = counts[owners]
+    num_dealt, num_examples, num_known = counts[owners], end, counts.sum()
     num_kept = num_dealt if plan.max_examples is None else np.minimum(num_dealt, plan.max_examples)
     if holdout.is_published:
-        num_train, num_test = num_kept, count_by_owner(pool.owners[end:], num_owners)[owners]
+        counts = count_by_owner(pool.owners[end:], num_owners)
+        num_train, num_test = num_kept, counts[owners]
+        num_examples, num_known = len(pool.owners), num_known + counts.sum()
     else:
         num_test = np.array([holdout.sizes(count)[0] for count in num_kept.tolist()], dtype=np.int64)
         num_train = num_kept - num_test - holdout.overlap
+    if num_unknown := int(num_examples - num_known):
+        warn_once(f"{pool.name}: {num_unknown:,} of {num_examples:,} examples have no owner and belong to no client")
     min_size = max(plan.min_size or 0, holdout.min_size)
     too_few = f"fewer than {min_size} examples, too few to be split"
     if min_size > holdout.min_size:

@@ -28,6 +28,7 @@ from sparsona.data.client_index import PARTS
 from sparsona.data.names import Names, clean_name, clean_names
 from sparsona.data.pool import Array
 from sparsona.data.readers.images import channels_first
+from sparsona.data.validate import Owners, describe_rows
 
 TARGETS = ("label", "labels", "target", "y")  # columns that are taken for the target where none is named
 ALL = "all"  # in place of a part: everything of a client, still to be split
@@ -180,13 +181,16 @@ def is_table(value: Any) -> bool:
     return not is_plain and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
 
-def name_classes(targets: Sequence[Any], wheres: Sequence[str], given: Names) -> tuple[list[Any], Names]:
+def name_classes(
+    targets: Sequence[Any], wheres: Sequence[str], given: Names, owners: Owners = None
+) -> tuple[list[Any], Names]:
     """Labels that are texts as numbers, and the names of the classes.
 
     Args:
         targets: labels, of several clients or parts.
         wheres: what each is, for messages.
         given: the names of the classes, if they are known; None: the labels that occur, sorted.
+        owners: of the examples, as `owner_names` returns them, for messages.
 
     Returns:
         The targets, those that are texts numbered; and the names, None where there are none.
@@ -194,6 +198,13 @@ def name_classes(targets: Sequence[Any], wheres: Sequence[str], given: Names) ->
     arrays = [_texts(y) for y in targets]
     if all(array is None for array in arrays):
         return list(targets), given
+    for array, where in zip(arrays, wheres, strict=True):
+        if array is not None and len(missing := np.flatnonzero(array == "")):
+            raise SparsonaError(
+                f"{where}y has no label in {describe_rows(missing, len(array), owners)}",
+                expected="a label for each example",
+                hint="drop these examples",
+            )
     names = given
     if names is None:
         names = clean_names(
@@ -219,20 +230,36 @@ def name_classes(targets: Sequence[Any], wheres: Sequence[str], given: Names) ->
 def owner_names(owners: Any) -> tuple[Array, Names]:
     """Owners as numbers, and their names where they are texts; missing ones are -1.
 
-    Names are in their sorted order, which is that of `number_owners`.
+    Names are in their sorted order, which is that of `number_owners`. Whole numbers with gaps, of which frames make
+    floats or objects, are whole numbers again.
     """
     texts = _texts(owners)
     if texts is None:
-        return np.asarray(owners), None
+        return _fill_gaps(np.asarray(owners)), None
     found, numbers = np.unique(texts, return_inverse=True)
     has_unknown = len(found) > 0 and found[0] == ""
     return numbers.reshape(-1) - int(has_unknown), clean_names(found[int(has_unknown) :].tolist(), "owners")
+
+
+def _fill_gaps(numbers: Array) -> Array:
+    """Whole numbers with -1 where one is missing; anything else as it is."""
+    if numbers.ndim != 1 or numbers.dtype.kind not in "fO":
+        return numbers
+    is_gap = np.array([_is_missing(value) for value in numbers.tolist()], dtype=bool)
+    try:
+        with np.errstate(invalid="ignore"):  # infinity: differs from what it becomes
+            filled = np.where(is_gap, -1, numbers).astype(np.int64)
+    except (ValueError, TypeError, OverflowError):
+        return numbers
+    return filled if is_gap.any() and (filled[~is_gap] == numbers[~is_gap]).all() else numbers
 
 
 def _texts(values: Any) -> Array | None:
     """Texts that can be printed; "" where one is missing. None: they are not texts."""
     if isinstance(values, Tensor):
         return None
+    if isinstance(values, list | tuple):  # numpy would make a text of NaN: "nan"
+        values = [None if isinstance(value, float) and value != value else value for value in values]
     try:
         array = np.asarray(values)
     except ValueError:

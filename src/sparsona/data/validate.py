@@ -55,18 +55,21 @@ def _check_finite(name: str, array: Array, where: str, owners: Owners) -> None:
     is_finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
     if is_finite.all():
         return
-    bad = np.flatnonzero(~is_finite)
-    whose = ""
-    if owners is not None and len(owners[0]) == len(array):  # otherwise refused later
-        found = [name_of(owners[1], owner) for owner in np.unique(owners[0][bad]).tolist() if owner >= 0]
-        more = f" and {len(found) - SOME:,} more" if len(found) > SOME else ""
-        whose = f", of owner{'s' * (len(found) > 1)} {', '.join(found[:SOME])}{more}" if found else ""
     raise SparsonaError(
-        f"{where}{name} holds NaN or infinity in {len(bad)} of {len(array)} examples{whose}, the first is example "
-        f"{bad[0]}",
+        f"{where}{name} holds NaN or infinity in {describe_rows(np.flatnonzero(~is_finite), len(array), owners)}",
         expected="finite numbers that fit into float32",
         hint="drop these examples or fill the gaps",
     )
+
+
+def describe_rows(rows: Array, count: int, owners: Owners) -> str:
+    """'2 of 24 examples, of owner p04, the first is example 5': how many, whose, and where to look."""
+    whose = ""
+    if owners is not None and len(owners[0]) == count:  # otherwise refused later
+        found = [name_of(owners[1], owner) for owner in np.unique(owners[0][rows]).tolist() if owner >= 0]
+        more = f" and {len(found) - SOME:,} more" if len(found) > SOME else ""
+        whose = f", of owner{'s' * (len(found) > 1)} {', '.join(found[:SOME])}{more}" if found else ""
+    return f"{len(rows)} of {count} examples{whose}, the first is example {rows[0]}"
 
 
 def as_array(name: str, value: Any, where: str) -> Array:
@@ -124,7 +127,7 @@ def check_owners(owners: Any) -> Tensor:
         raise SparsonaError(
             f"owners are {array.dtype} of shape {array.shape}: {some}, ...",
             expected="one for each example: a name, or a whole number from 0 (below 0: unknown)",
-            hint="owners=[str(one) for one in owners] makes names of them",
+            hint='owners=[str(one) for one in owners] makes names of them; write "" where one is missing',
         )
     return torch.from_numpy(array.astype(np.int64))
 

@@ -69,6 +69,12 @@ def test_arrays_of_tokens(tmp_path):
         ({**SPLIT, "y_test": [[4], [5]]}, "y_test has rows of shape"),
         ({**SPLIT, "x_test": [[4, 5], [6, 7]]}, "x_test has rows of shape"),
         ({"x": np.array([{}], dtype=object), "y": [0]}, "holds Python objects"),
+        (
+            {"x": [[1]], "y": [0], "owners": np.array([None])},
+            'write "" in place of None or NaN for examples without an',
+        ),
+        ({"x": [[1]], "y": np.array([None])}, "first drop the examples without a label"),
+        ({"x": [[1], [2]], "y": ["a", ""], "owners": ["p", "q"]}, "bad.npz': y has no label in 1 of 2 .*, of owner q,"),
         ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "NaN or infinity in 1 of 2 examples"),
         ({"x": [[1.0], [1e300]], "y": [0, 1]}, "NaN or infinity"),
         ({"x": [[1.0], [np.nan]], "y": [0, 1], "owners": ["p", "q"]}, "in 1 of 2 examples, of owner q, the first is"),
@@ -173,6 +179,11 @@ def test_names_and_test_arrays_of_a_file(tmp_path, capsys):
     assert not capsys.readouterr().err  # once is enough
     np.savez(path, x=x, y=[0, 1] * 4, class_names=["sit", "run", "walk"])
     assert (read(str(path)).class_names, read(str(path)).num_classes) == (("sit", "run", "walk"), 3)
+
+
+def test_owners_that_are_whole_numbers_with_gaps(tmp_path):
+    np.savez(tmp_path / "gaps.npz", x=np.eye(6), y=[0, 1] * 3, owners=[7, np.nan, 9, 7, 9, np.nan])
+    assert read(str(tmp_path / "gaps.npz")).owners.tolist() == [0, -1, 1, 0, 1, -1]
 
 
 GOOD = {"x": [[1.0], [2.0]], "y": ["a", "b"]}

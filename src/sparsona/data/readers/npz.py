@@ -72,7 +72,7 @@ def read_arrays(request: Request) -> Pool:
     if classes is None and found.y.dtype.kind in "US":  # numbers say by themselves which class is meant
         classes = request.class_names
     num_named = 0 if classes is None else len(classes)
-    (y,), classes = name_classes([found.y], [where], classes)
+    (y,), classes = name_classes([found.y], [where], classes, whose)
     if not x.size:
         raise SparsonaError(f"{where}x has shape {x.shape}", expected="at least one number in each example")
     has_tokens = (
@@ -220,11 +220,11 @@ def _read(path: Path) -> Saved:
     if each := [array for part in parts if (array := arrays.get(f"owners{part}")) is not None]:
         shapes = [array.shape for array in each]
         owners = np.concatenate([array.reshape(-1) for array in each])
-        if shapes != [(len(arrays[f"x{part}"]),) for part in parts] or owners.dtype.kind not in "iuUS":
-            raise damaged(path, f"owners is {owners.dtype} of shape {shapes}", "a number or name per example")
         from sparsona.data.given import owner_names  # needs torch
 
         owners, names = owner_names(owners)
+        if shapes != [(len(arrays[f"x{part}"]),) for part in parts] or owners.dtype.kind not in "iu":
+            raise damaged(path, f"owners is {owners.dtype} of shape {shapes}", "a number or name per example")
     num_train = len(arrays[f"x{train}"]) if len(parts) == 2 else None
     classes = arrays.get("class_names")
     if classes is not None and (classes.ndim != 1 or classes.dtype.kind not in "US"):
@@ -281,10 +281,15 @@ def _array(saved: Any, name: str, path: Path) -> Any:
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
+        hint = f"save {name}.astype(str) for texts, or {name}.astype(float) for numbers: data frames give objects"
+        if name.startswith(OWNERS):  # a client would be called "None"
+            hint += '; first write "" in place of None or NaN for examples without an owner'
+        elif name[0] == "y":
+            hint += "; first drop the examples without a label"
         raise SparsonaError(
             f"'{path}': the array '{name}' holds Python objects",
             expected="numbers or texts of a numpy type",
-            hint=f"save {name}.astype(str) for texts, or {name}.astype(float) for numbers: data frames give objects",
+            hint=hint,
         ) from error
 
 
