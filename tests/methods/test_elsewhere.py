@@ -212,10 +212,14 @@ def test_what_is_no_method_is_refused():
     def fedspa(task, config: FedAvgConfig):
         return fedavg(task, config)
 
+    def forgetful(task, config: FedAvgConfig):
+        fedavg(task, config)
+
     for method, words in (
         (3, "a int where a method is expected"),
         (unannotated, "annotate its second parameter"),
         (fedspa, "a method passed from Python is named 'fedspa'"),
+        (forgetful, "the factory of forgetful returned None\n.*a sparsona.core.method.Method"),
         (replace(methods.card("fedavg"), options={"lr": 0.3}), "pass a MethodCard with another name"),
         (replace(methods.card("dispfl"), name="alone", peers=False), "pass a MethodCard with peers=True"),
     ):
@@ -223,6 +227,30 @@ def test_what_is_no_method_is_refused():
             sp.train(method, **OPTIONS)
     with pytest.raises(sp.SparsonaError, match="a int among the methods to compare"):
         sp.compare(["fedavg", 3], **OPTIONS)
+
+    with pytest.raises(AssertionError, match="the factory of forgetful returned None"):
+        check(methods.as_card(forgetful))
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda loss, buffers: loss, "returned a Tensor"),
+        (lambda loss, buffers: (loss, buffers, 0 * loss), "returned 3 values"),
+        (lambda loss, buffers: None, "returned a NoneType"),
+    ],
+)
+def test_a_loss_without_buffers_is_refused(executor, wrong, words):
+    def mine(task, config: FedAvgConfig) -> Method:
+        base = fedavg(task, config)
+        (plain,) = base.phases
+        phase = replace(plain, loss=lambda work, batch: wrong(*plain.loss(work, batch)))
+        return replace(base, phases=(phase,))
+
+    said = f"the loss of phase 'train', .*mine.<locals>.<lambda>, {words}\n.*two values: the loss, and the buffers"
+    with pytest.raises(SparsonaError, match=said):
+        sp.train(mine, executor=executor, **OPTIONS, model="mlp", progress=False)
 
 
 def test_a_comparison_of_methods_from_python(tmp_path):

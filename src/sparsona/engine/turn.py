@@ -466,7 +466,15 @@ def take_step(phase: Phase, work: Work, batch: Any, tick: Tick, over: Callable[.
         return leaf_of[-1]
 
     live = {name: map_leaves(leaf, getattr(work, name)) for name in phase.trains}
-    loss, buffers = over(phase.loss, replace(work, **live), batch)
+    found = over(phase.loss, replace(work, **live), batch)
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise SparsonaError(
+            f"the loss of phase '{phase.name}', {getattr(phase.loss, '__qualname__', 'a callable')}, returned "
+            + (f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__}"),
+            expected="two values: the loss, and the buffers after the forward pass",
+            hint="`outputs, buffers = task.forward(...)`, then `return loss, buffers`; or work.buffers as they were",
+        )
+    loss, buffers = found
     flat = iter(torch.autograd.grad(loss, leaf_of, torch.ones_like(loss), materialize_grads=True))
     with torch.no_grad():
         grads = {name: map_leaves(lambda _path, _value: next(flat), live[name]) for name in phase.trains}

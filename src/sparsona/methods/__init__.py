@@ -152,7 +152,7 @@ def as_card(method: Any) -> MethodCard:
     """
     if not isinstance(method, MethodCard) and not callable(method):
         raise SparsonaError(
-            f"a {type(method).__name__} where a method is expected",
+            f"{_a_kind(method)} where a method is expected",
             expected="the name of a row of `sparsona methods`, a MethodCard, or a factory f(task, config)",
         )
     row = method if isinstance(method, MethodCard) else None
@@ -232,7 +232,16 @@ def factory(row: str | MethodCard) -> tuple[Callable[..., Any], Any]:
 
 def make(task: Any, *, row: MethodCard, config: Any) -> Any:
     """The Method of a row for this task. Its name is the row's, also where rows share a file."""
-    method = replace(factory(row)[0](task, config), name=row.name)
+    from sparsona.core.method import Method  # imports torch, as every factory does
+
+    method = factory(row)[0](task, config)
+    if not isinstance(method, Method):
+        raise SparsonaError(
+            f"the factory of {row.name} returned {_a_kind(method)}",
+            expected="a sparsona.core.method.Method",
+            hint="end it with `return Method(...)` or `return replace(base, ...)`",
+        )
+    method = replace(method, name=row.name)
     if (method.peer is not None) != row.peers:
         raise SparsonaError(
             f"{row.name} is {'a' if method.peer is not None else 'no'} method of peers, but its card disagrees",
@@ -240,6 +249,10 @@ def make(task: Any, *, row: MethodCard, config: Any) -> Any:
             hint=f"pass a MethodCard with peers={method.peer is not None}",
         )
     return method
+
+
+def _a_kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def has_one_size(cost: Callable[[Layout, Client, Round], Cost], layout: Layout, client: Client, round_: Round) -> bool:

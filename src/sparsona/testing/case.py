@@ -152,9 +152,10 @@ class Case:
         """A run with other options or another network, before its first round."""
         options, model = {**COMMON, **FEWER, **self.options, **more}, model or self.model
         config = build.make_config(self.card, options, model=model)
-        make, kind = methods.factory(self.card)
         sent: list[Sent] = []
-        watched = replace(self.card, module=partial(_record_sent, make, sent), config=kind)
+        watched = replace(
+            self.card, module=partial(_record_sent, self.card, sent), config=methods.factory(self.card)[1]
+        )
         return History(build.make_context(config, None, model, row=watched), sent)
 
     def option(self, name: str) -> Any:
@@ -162,9 +163,9 @@ class Case:
         return build.make_config(self.card, {**COMMON, **self.options}, model=self.model).options.get(name)
 
 
-def _record_sent(make: Any, sent: list[Sent], task: Any, config: Any) -> Method:
+def _record_sent(card: MethodCard, sent: list[Sent], task: Any, config: Any) -> Method:
     """The method, which also records what it sends."""
-    method: Method = make(task, config)
+    method: Method = methods.make(task, row=card, config=config)
 
     def finish(state: Any, work: Any, inbox: Any, probe: Any, round_: Round) -> Any:
         state, update = method.finish(state, work, inbox, probe, round_)
