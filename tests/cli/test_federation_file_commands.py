@@ -83,6 +83,20 @@ def test_everything_that_is_agreed_on_is_written_out(say):
     assert not {"device", "executor", "capacities", "warm_start", "preset"} & set(run)
 
 
+def test_an_input_that_was_not_given_is_said(say, tmp_path):
+    mlp = [*NEW[:6], "mlp", "--class-names", "no,yes"]
+    assert (
+        "input:      64, usual for mlp; for examples of another shape, make the file anew with --input" in say(*mlp).out
+    )
+    assert FederationFile.read("fed.toml").run["classes"] == 2
+    for one in tmp_path.iterdir():
+        one.unlink()
+    assert "input:" not in say(*mlp, "--input", "561").out
+    assert FederationFile.read("fed.toml").run["input"] == [561]
+    assert say(*NEW[:2], "one.toml", *mlp[3:], "--predicts", "binary").code == 0
+    assert FederationFile.read("one.toml").run["classes"] == 1
+
+
 def test_peers_have_no_server_and_all_listen(say, tmp_path):
     said = say("federation", "new", "fed.toml", "--method", "dispfl", "--model", "cnn28", "--classes", "10")
     assert said.code == 0, said.err

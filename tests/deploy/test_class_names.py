@@ -135,12 +135,16 @@ def test_names_in_the_federation_file(tmp_path, monkeypatch):
     words = "federation new fed.toml --method fedavg --model digits-cnn --classes 3 --input 1x8x8 --class-names"
     with pytest.raises(SparsonaError, match="2 names for 3 classes"):
         command(*words.split(), "sit,walk")
-    command(*words.split(), "sit,none, walk")  # TOML has no None: 'none' stands for it elsewhere
+    with pytest.raises(SparsonaError, match="the number of classes is not given"):
+        command(*words.replace(" --classes 3", "").removesuffix(" --class-names").split())
+    command(
+        *words.replace(" --classes 3", "").split(), "sit,none, walk"
+    )  # TOML has no None: 'none' stands for it elsewhere
     command("keys", "new", "anna")
     command("federation", "admit", "fed.toml", "anna.pub")
     assert "sit, none, walk" in command("federation", "show", "fed.toml")
     terms = Terms.read("fed.toml")
-    assert terms.class_names == ("sit", "none", "walk")
+    assert (terms.class_names, terms.kind.num_classes) == (("sit", "none", "walk"), 3)
     x = np.zeros((30, 1, 8, 8), dtype=np.float32)
     np.savez("texts.npz", x=x, y=np.array(["walk", "sit"] * 15))
     data = own_data(terms, 0, "arrays:texts.npz")

@@ -179,7 +179,7 @@ def test_data_of_another_shape_is_refused(tmp_path, monkeypatch, address):
     monkeypatch.chdir(tmp_path)
     new("fedavg", "lenet5", "1x28x28")
     admit("site-0")
-    with pytest.raises(SparsonaError, match=r"examples of shape \(1, 8, 8\)"):
+    with pytest.raises(SparsonaError, match=r"examples of shape \(1, 8, 8\)(.|\n)*federation new --input 1x8x8`"):
         client_side.join("fed.toml", "digits", connect=[address])
 
 

@@ -90,7 +90,7 @@ def _new_flags() -> list[click.Option]:
 @FILE
 @click.option("--method", required=True, help="A row of `sparsona methods`, with options after a colon if need be.")
 @click.option("--model", required=True, help="Network, a row of `sparsona models`.")
-@click.option("--classes", type=int, required=True, help="Number of outputs: classes, tokens, labels or numbers.")
+@click.option("--classes", type=int, help="Number of outputs: classes, tokens, labels or numbers.  [that of the names]")
 @click.option("--class-names", metavar="A,B,...", help="What they are called, in order, at every client.  [not fixed]")
 @click.option("--input", "shape", metavar="CxHxW", help="Shape of an example.  [what the papers gave the network]")
 @click.option(
@@ -105,7 +105,7 @@ def new(
     path: Path,
     method: str,
     model: str,
-    classes: int,
+    classes: int | None,
     class_names: str | None,
     shape: str | None,
     predicts: str | None,
@@ -181,6 +181,9 @@ def new(
     echo(f"federation: {path} (for everybody)")
     for one in written:
         echo(f"key:        {one} (secret: it stays here)")
+    if shape is None:
+        usual = "x".join(map(str, run["input"]))
+        echo(f"input:      {usual}, usual for {model}; for examples of another shape, make the file anew with --input")
     echo(f"next:       `sparsona federation admit {path} NAME.pub` for every client")
 
 

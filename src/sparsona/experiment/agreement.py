@@ -28,7 +28,7 @@ def agree(
     options: Mapping[str, Any],
     *,
     model: str,
-    classes: int,
+    classes: int | None = None,
     input_shape: Sequence[int] | None = None,
     predicts: str | None = None,
     class_names: Sequence[str] | None = None,
@@ -45,7 +45,7 @@ def agree(
         options: of the run and of the method, by name; `client_epochs` and `client_lr_scale` also by names of clients.
         model: a row of `sparsona models`.
         classes: the number of classes, of tokens in the vocabulary, or of labels or numbers that are predicted; 1 for
-            "binary", a yes or no by one logit.
+            "binary", a yes or no by one logit; None: as many as there are `class_names`.
         input_shape: the shape of an example; None: what the papers gave the network.
         predicts: one of `PREDICTS`; None: tokens for a network that takes them, classes for others.
         class_names: what classes or labels 0, 1, ... are called, at every client; None: clients must only agree with
@@ -59,6 +59,14 @@ def agree(
         >>> run["rounds"], run["batch_size"], run["input"], run["options"]["density"]
         (5, 16, [1, 28, 28], 0.2)
     """
+    if classes is None:
+        if class_names is None:
+            raise SparsonaError(
+                "the number of classes is not given",
+                expected="classes, or the names of them all",
+                hint="--classes 3, or --class-names sit,stand,walk",
+            )
+        classes = 1 if predicts == "binary" else len(class_names)
     given = {key.replace("-", "_"): value for key, value in options.items()}
     check_not_simulated(given)
     for name in given:

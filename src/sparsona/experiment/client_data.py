@@ -108,7 +108,10 @@ def _share(terms: Terms, shared: Federation, index: int, source: str) -> Federat
         raise SparsonaError(
             f"examples of shape {kind.shape} that have {kind.targets}",
             expected=f"shape {terms.kind.shape} and {terms.kind.targets}, as '{terms.file.path}' says",
-            hint="reshape the arrays, or use the data that the federation is about",
+            hint="reshape the arrays; or, if all clients have such examples, make the file anew with `sparsona "
+            f"federation new --input {'x'.join(map(str, kind.shape))}`"
+            if kind.shape != terms.kind.shape
+            else "use the data that the federation is about",
         )
     if kind.num_classes > terms.kind.num_classes:
         raise SparsonaError(
