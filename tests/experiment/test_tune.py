@@ -268,6 +268,16 @@ def test_the_defaults_are_tried_first(tmp_path):
     assert other.best == {"local": {"lr": 0.2}}
 
 
+def test_unequal_numbers_of_trials_are_said_with_their_reason(tmp_path, capsys):
+    options = {**QUICK, "trials": 3, "search": {"lr": [0.1, 0.2], "prox": [0.1, 1.0]}, "jobs": 1}
+    sp.tune(["fedavg", "ditto"], **options, out=tmp_path / "t")
+    told = capsys.readouterr().err
+    assert "fewer than 3 trials where there are no more combinations to try: fedavg 2\n" in told
+    assert "options were tuned with different numbers of trials: fedavg 2, ditto 3\n" in told
+    sp.tune(["fedavg", "local"], **{**options, "search": {"lr": [0.1, 0.2]}}, out=tmp_path / "u")
+    assert "trials" not in capsys.readouterr().err
+
+
 def test_options_after_a_colon_leave_the_rest_of_a_table():
     tables = {"ditto": {"lr": 0.1, "prox": 1.0, "tuned_with": 4}, "local:lr=0.2": {"momentum": 0.5}}
     assert table_for("ditto", tables) == tables["ditto"]

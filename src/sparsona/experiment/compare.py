@@ -307,7 +307,9 @@ def _plan_runs(
             planned[entry.text, seed] = make_configs(entry.row, {**given[entry.text], "seed": seed}, federation, model)
     trials = {one.text: given[one.text].get("tuned_with") for one in entries}
     if len(set(trials.values())) > 1:
-        tried = ", ".join(f"{text} {'not tuned' if number is None else number}" for text, number in trials.items())
+        rows = [one.row.name for one in entries]
+        called = {one.text: one.row.name if rows.count(one.row.name) == 1 else one.text for one in entries}
+        tried = ", ".join(f"{called[text]} {number or 'not tuned'}" for text, number in trials.items())
         warn(f"options were tuned with different numbers of trials: {tried}")
     if unused := set(options) - used:
         known = set(OPTIONS).union(*(methods.factory(entry.row)[1].model_fields for entry in entries))

@@ -546,6 +546,10 @@ def _tune(
         if not result.best:
             raise error
         warn(f"left out: {error}")
+    searched = {name: size_of(one.space) for name, one in tuned.items() if one.space}
+    if len({min(size, request.trials) for size in searched.values()}) > 1:
+        few = ", ".join(f"{name} {size}" for name, size in searched.items() if size < request.trials)
+        warn(f"fewer than {request.trials} trials where there are no more combinations to try: {few}")
     _write_config(result, request)
     if request.refit_seeds:
         refit = path / "refit"
