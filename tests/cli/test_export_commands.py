@@ -121,7 +121,8 @@ def test_evaluate_writes_each_figure_as_the_table_does(call, folder):
     row = sp.load(folder / "runs" / "named").evaluate("south", x, y).rows()[0]
     text = call("evaluate", "named", "--client", "south", "--data", "named.npz")
     line = next(line for line in text.splitlines() if "south" in line)
-    assert line.split()[2] == f"{row['accuracy']:.2%}"
+    assert (row["client"], row["name"]) == (1, "south")
+    assert line.split()[:4] == ["1", "south", "12", f"{row['accuracy']:.2%}"]
     assert line.split()[-2:] == [f"{row['f1']:.2%}", f"{row['auc']:.4g}"]
 
 

@@ -60,6 +60,7 @@ def test_new_data_has_labels_as_the_run_had_them(runs, tmp_path, monkeypatch):
     found = run.evaluate([None, SCRIPT], X, names)
     assert found.class_names == run.class_names
     assert found.rows() == run.evaluate([None, 0], X, numbers).rows()
+    assert [(row["client"], row["name"]) for row in found.rows()] == [("shared", ""), (0, SCRIPT)]
     for y, words in ((["<b>up</b>"] * 11 + ["up"], "unknown label .*'up'"), ([(1, "a")] * 12, "labels of type")):
         with pytest.raises(SparsonaError, match=words) as caught:
             run.evaluate(None, X, np.array(y, dtype=object) if words.startswith("un") else _objects(y))

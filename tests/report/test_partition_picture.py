@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -212,7 +213,18 @@ def test_many_clients_are_a_choice_and_a_histogram() -> None:
     assert (sizes[0], sizes[-1]) == (partition.totals.max(), partition.totals.min())
     bars = text[next(i for i, line in enumerate(text) if line.split() == ["examples", "clients"]) + 1 :]
     assert sum(int(line.split()[-1].replace(",", "")) for line in bars) == 539
-    assert "..." not in "".join(line.plain for line in partition_lines(make_partition(24, 10), Terminal(80, False)))
+    for count in (24, 25):  # a line that says "1 more" would be as long as the one
+        lines = [line.plain for line in partition_lines(make_partition(count, 10), Terminal(80, False))]
+        assert "..." not in "".join(lines)
+        assert any(line.startswith(f"{count - 1:>6}  ") for line in lines)
+
+
+def test_clients_with_names_have_their_numbers() -> None:
+    """Options such as client_epochs go by number in a shell."""
+    named = replace(make_partition(12, 3), client_names=[f"ward-{number}" for number in range(12)])
+    lines = [line.plain for line in partition_lines(named, Terminal(80, False))]
+    for number in (0, 11):
+        assert sum(line.split()[:2] == [str(number), f"ward-{number}"] for line in lines) == 1
 
 
 def test_into_a_pipe_there_are_no_colours(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,16 +157,7 @@ def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, g
     if as_json:
         echo(json.dumps(found.as_dict()))
         return
-    clients_of = found.client_names
-    print_table(
-        [
-            {
-                key: _figure(key, clients_of[value] if key == "client" and clients_of and value != "shared" else value)
-                for key, value in row.items()
-            }
-            for row in found.rows()
-        ]
-    )
+    print_table([{key: _figure(key, value) for key, value in row.items()} for row in found.rows()])
     if len(found.results) > 1:
         return
     (only,) = found.results

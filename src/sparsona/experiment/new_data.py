@@ -71,11 +71,15 @@ class NewResults:
     client_names: tuple[str, ...] | None = None
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each model: its client, examples, accuracy with a 95% interval, and loss."""
+        """A row for each model: its client, with its name if it has one, examples, accuracy with a 95% interval, and
+        loss."""
         rows = []
         for one in self.results:
             found = one.evaluation
-            row: dict[str, Any] = {"client": "shared" if one.client is None else one.client, "examples": found.count}
+            row: dict[str, Any] = {"client": "shared" if one.client is None else one.client}
+            if self.client_names:
+                row["name"] = "" if one.client is None else self.client_names[one.client]
+            row["examples"] = found.count
             if found.correct is not None:
                 low, high = wilson_interval(found.correct, found.count)
                 row |= {"accuracy": found.correct / found.count, "low": low, "high": high}

@@ -15,7 +15,6 @@ from sparsona.analysis.clients import Change, ClientEffects
 from sparsona.analysis.format import cut, signed
 from sparsona.analysis.partition import Partition, merge_classes
 from sparsona.analysis.similarity import Similarity
-from sparsona.data.names import name_of
 from sparsona.report.palette import TERMINAL_BAR, TERMINAL_SCALE
 
 MOST_ROWS, PLOT_ROWS, MOST_WIDTH = 24, 15, 100
@@ -57,14 +56,14 @@ def partition_lines(partition: Partition, terminal: Terminal) -> list[Text]:
     """Clients by classes: numbers where they fit, else colours or shades; of many clients, some and a histogram."""
     totals, width = partition.totals, terminal.width
     rows = np.arange(len(totals))
-    if len(rows) > MOST_ROWS:  # from the largest to the smallest
+    if len(rows) > MOST_ROWS + 1:  # no line for one that is left out; from the largest to the smallest
         ranks = np.linspace(0, len(rows) - 1, MOST_ROWS).round().astype(int)
         rows = np.argsort(-totals, kind="stable")[ranks]
     sizes = {HEADINGS[part]: [f"{size[k]:,}" for k in rows] for part, size in partition.parts}
     if width - sum(2 + len(heading) for heading in sizes) < 40:
         sizes = {"total": [f"{totals[k]:,}" for k in rows]}
     widths = {heading: max(len(heading), *map(len, shown)) for heading, shown in sizes.items()}
-    names = [cut(name_of(partition.client_names, int(k)), 24) for k in rows]
+    names = [str(k) if not (named := partition.client_names) else f"{k} {cut(named[k], 24)}" for k in rows.tolist()]
     left = max(6, len(str(len(totals) - 1)), *map(len, names))
     room = max(8, width - left - 2 - sum(2 + wide for wide in widths.values()))
     scale: list[Text] = []
