@@ -348,7 +348,11 @@ def test_what_is_refused(kind):
         ((X, Y), {"owners": [0.5] * 24}, r"owners are float64(.|\n)*a name, or a whole number from 0"),
         ((X, Y), {"owners": ["a", "b"]}, "2 owners for 24 examples"),
         ((X, NAMES[Y]), {"clients": 2, "class_names": ["ant", "bee", "cows"]}, r"label in y: 'cow'(.|\n)*did you mean"),
-        ((X, Y), {"clients": 2, "class_names": ["ant", "bee"]}, r"labels 2 are outside"),
+        (
+            (X, Y),
+            {"clients": 2, "class_names": ["ant", "bee"]},
+            r"labels 2 are outside(.|\n)*every class in class_names",
+        ),
         (({"train": (X, Y), "validation": (X, Y)},), {"clients": 2}, 'expected: "train" and "test"'),
     ],
 )

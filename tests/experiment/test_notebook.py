@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,10 @@ def test_figures_are_plotly_objects(both: Comparison) -> None:
     assert next(one.name for one in both.plot_tradeoff().data if one.showlegend is not False).startswith("Local")
     assert len(both.plot_clients().data) == 2
     assert len(both.runs[1].plot_curves("bytes").data) == 1
+    for metric, hint in (("f1", r"train with metrics=\['f1'\]"), ("acc", "did you mean 'accuracy'"), ("width", None)):
+        with pytest.raises(sp.SparsonaError, match=f"curves of '{metric}', which was not recorded") as told:
+            both.plot_curves(metric=metric)
+        assert re.match(hint or "$", told.value.hint)
 
 
 def test_tables_in_files(both: Comparison, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 from sparsona.analysis.groups import Group
 from sparsona.analysis.measure import LOSS, Measure, measure_called, measure_of_metric
 from sparsona.analysis.view import RunView
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, nearest
+from sparsona.core.targets import ALL_METRICS
 
 
 def stops_by(views: Sequence[RunView]) -> Measure | None:
@@ -37,7 +38,12 @@ def drawn_measure(views: Sequence[RunView], metric: str | None = None) -> Measur
         return stopping if stopping and any(curves_of(view, stopping).curves for view in views) else judged
     known = {one.name: one for one in (*map(measure_of_metric, _metrics(views)), LOSS, stopping, judged) if one}
     if metric not in known:
-        raise SparsonaError(f"curves of '{metric}'", expected=f"one of {', '.join(sorted(known))}")
+        name = nearest(str(metric), (*known, *ALL_METRICS))
+        raise SparsonaError(
+            f"curves of '{metric}', which was not recorded",
+            expected=f"one of {', '.join(sorted(known))}",
+            hint="" if name is None else f"did you mean '{name}'?" if name in known else f"train with metrics={[name]}",
+        )
     return known[metric]
 
 

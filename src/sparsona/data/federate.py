@@ -155,9 +155,7 @@ def federate(
     validate.check_lengths(x, y)
     if not len(x):
         raise SparsonaError("no examples", expected="at least one row in x and y")
-    if classes is not None and num_classes is None and task == "classification" and y.dim() == 1:
-        num_classes = len(classes)
-    num_classes = validate.count_outputs(y, num_classes, x, task)
+    num_classes = validate.count_outputs(y, num_classes, x, task, classes)
     if num_train is not None and not 0 < num_train < len(x):
         raise SparsonaError(
             f"num_train is {num_train} of {len(x)} examples", expected="some examples to train on and some to test on"

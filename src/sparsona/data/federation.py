@@ -691,9 +691,7 @@ class Federation:
         if not (lacks := sizes[:, 0] > 0).all():
             raise no_data(name_of(names, int(np.flatnonzero(~lacks)[0])), 0, "train ")
         x, y = torch.cat(xs), torch.cat(ys)
-        if classes is not None and num_classes is None and task == "classification" and y.dim() == 1:
-            num_classes = len(classes)
-        num_classes = validate.count_outputs(y, num_classes, x, task)
+        num_classes = validate.count_outputs(y, num_classes, x, task, classes)
         parts: list[set[str]] = [set() for _ in clients]
         for index, part, _ in found:
             parts[index].add(part)

@@ -226,17 +226,26 @@ def _check_numbers(array: Array, where: str, owners: Owners) -> Tensor:
     return torch.from_numpy(array)
 
 
-def count_outputs(y: Tensor, num_classes: int | None, x: Tensor | None, task: str = "classification") -> int:
-    """The size of a model's output for an example: a number for each class, token, label or target."""
+def count_outputs(
+    y: Tensor, num_classes: int | None, x: Tensor | None, task: str = "classification", names: Names = None
+) -> int:
+    """The size of a model's output for an example: a number for each class, token, label or target.
+
+    Classes that have names are as many as these, unless `num_classes` is given.
+    """
     if task == "binary" or y.is_floating_point():
         found = 1 if task == "binary" else y.shape[1]
         if num_classes not in (None, found, 2 if task == "binary" else found):
             raise SparsonaError(f"num_classes is {num_classes}, task is {task}", expected=f"{found}, or None")
         return found
+    if num_classes is None and names and y.dim() == 1:
+        return count_classes(y, len(names), change="name every class in class_names")
     return count_classes(y, num_classes, x if y.dim() == 2 else None)
 
 
-def count_classes(y: Tensor, num_classes: int | None, x: Tensor | None = None) -> int:
+def count_classes(
+    y: Tensor, num_classes: int | None, x: Tensor | None = None, change: str = "pass another num_classes"
+) -> int:
     """The number of classes, checked against the labels; with `x`, the size of the vocabulary that both are from."""
     if num_classes is not None and num_classes < 1:
         raise SparsonaError(f"num_classes is {num_classes}", expected="1 or more, or None to count the labels")
@@ -249,7 +258,7 @@ def count_classes(y: Tensor, num_classes: int | None, x: Tensor | None = None) -
         raise SparsonaError(
             f"labels {_some(outside)} are outside the range",
             expected=f"whole numbers from 0 to {max(last, 0)}",
-            hint="number the classes from 0 with numpy.unique(y, return_inverse=True)[1], or pass another num_classes",
+            hint=f"number the classes from 0 with numpy.unique(y, return_inverse=True)[1], or {change}",
         )
     if num_classes is None and len(found) == last and found[0] == 1:
         raise SparsonaError(

@@ -62,6 +62,7 @@ def everyones_data(
         raise SparsonaError(
             f"data of {len(sources)} client{'s' * (len(sources) != 1)}",
             expected=f"a data set that is shared out, or one source for each of {num}",
+            hint="repeat --data, once for each client in the order of the roster",
         )
     return [own_data(terms, index, source, data_dir, **options) for index, source in enumerate(sources)]
 
