@@ -233,6 +233,18 @@ def test_a_card_has_what_was_measured_and_nothing_else(loaded, run, tmp_path):
     assert not (tmp_path / "bare.safetensors.md").exists()
 
 
+def test_a_card_names_the_comparison_and_classes_without_examples(tmp_path):
+    x, y = np.random.default_rng(0).random((12, 4), dtype=np.float32), np.arange(12) % 3
+    clients = {"all": (x, y), "lacks one": (x[y > 0], y[y > 0]), "lacks two": (x[y == 1], y[y == 1])}
+    quick = {"rounds": 1, "model": "mlp", "progress": False}
+    (run,) = sp.compare(["local"], sp.Federation.from_clients(clients), out=tmp_path / "both", **quick).runs
+    card, other = (run.export(who, tmp_path / f"{who}.onnx").card.read_text(encoding="utf-8") for who in (1, 2))
+    assert "A model of the run both-local-seed0, exported by" in card
+    assert b"both-local-seed0" in (tmp_path / "1.onnx").read_bytes()
+    assert "The client has no training examples of 1 class: 0." in card
+    assert "The client has no training examples of 2 classes: 0, 2." in other
+
+
 def test_a_model_that_was_not_measured_has_no_figure(federation, tmp_path):
     run = sp.train("fedavg", federation, net, out=tmp_path / "run", rounds=1, eval_clients=2)
     untested = int(np.flatnonzero(np.isnan(run.accuracies()))[0])

@@ -37,6 +37,7 @@ from sparsona.experiment.stored_models import StoredModel, StoredModels
 from sparsona.report.model_card import Card, Measured, Sizes, write_card
 from sparsona.runs.facts import ExampleFacts, RunFacts
 from sparsona.runs.folder import RunFolder, explain_disk_errors, reached, warn, write_atomically
+from sparsona.runs.listing import full_name
 from sparsona.sparsity.dead_units import drop_dead_units
 
 METADATA = "sparsona"  # the key, or the name of the extra file, of what a file says about itself
@@ -146,7 +147,7 @@ class Exporter:
         return Exported(path, beside, found.client, kind, sizes, *largest)
 
     def _about(self, model: StoredModel, examples: ExampleFacts, kind: str) -> dict[str, str]:
-        facts, config, run = self._folder.facts, self._folder.config, self._folder.path.name
+        facts, config, run = self._folder.facts, self._folder.config, full_name(self._folder.path)
         measured = self._measured(model)
         return describe_file(run, facts, config, examples, kind, model.client, model.completed, model.point, measured)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparsona.analysis.format import plural
 from sparsona.analysis.numbers import escape_markdown
 from sparsona.analysis.privacy import Spent
 from sparsona.core.packing import Packing
@@ -336,8 +337,8 @@ def _limits(card: Card) -> list[str]:
         absent = [escape_markdown(name_of(facts.class_names, label)) for label, num in enumerate(counts) if num == 0]
         if absent:
             some = ", ".join(absent[:20]) + (", ..." if len(absent) > 20 else "")
-            what = "labels" if facts.targets == "labels" else "classes"
-            limits.append(f"The client has no training examples of {len(absent)} {what}: {some}.")
+            what = plural(len(absent), "label" if facts.targets == "labels" else "class")
+            limits.append(f"The client has no training examples of {what}: {some}.")
     limits += _trust(card)
     if not (card.summary is not None if card.is_finished is None else card.is_finished):
         limits.append("The run is not finished.")
