@@ -36,9 +36,13 @@ def test_a_run_stops_when_so_many_bytes_are_sent_and_goes_on_when_resumed(say, t
     whole = sp.train("fedavg", out=tmp_path / "whole", **options)
     a_round = whole.summary["bytes"]["total"] // 4
     args = [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
-    said = say("run", "fedavg", *args, "--out", "run", "--set", f"max_bytes={a_round + 1}", "--json")
+    said = say("run", "fedavg", *args, "--out", "run", "--set", f"max_bytes={a_round - 1}", "--json")
     assert said.code == 0
-    assert "stopped by max_bytes after round 2 of 4; `sparsona resume` continues it" in said.err
+    assert "stopped by max_bytes after round 1 of 4; `sparsona resume` continues it, with the same limit" in said.err
     said = say("resume", "run", "--json")
-    assert "stopped by max_bytes after round 4 of 4" not in said.err
+    assert "stopped by max_bytes after round 2 of 4" in said.err
+    config = tmp_path / "run" / "config.json"
+    assert "to lift it, write \"max_bytes\": null into 'run/config.json'" in said.err
+    config.write_text(config.read_text().replace(f'"max_bytes": {a_round - 1}', '"max_bytes": null'))
+    assert "stopped" not in say("resume", "run", "--json").err
     assert sp.load(tmp_path / "run").summary["accuracy"] == whole.summary["accuracy"]

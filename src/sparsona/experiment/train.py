@@ -331,7 +331,8 @@ def play(
     session.end(played, summary)
     where = f"after round {played.progress.completed} of {config.rounds}"
     if played.stopped_by is not None:
-        warn(f"stopped by {played.stopped_by} {where}; `sparsona resume` continues it")
+        lift = f"to lift it, write \"{played.stopped_by}\": null into '{folder.path / CONFIG_FILE}'"
+        warn(f"stopped by {played.stopped_by} {where}; `sparsona resume` continues it, with the same limit: {lift}")
     return Run(folder, context)
 
 
