@@ -13,7 +13,7 @@ from sparsona.analysis.columns import COLUMNS, columns_for
 from sparsona.analysis.format import UNKNOWN, cut, human_bytes, human_flops, human_seconds, plural
 from sparsona.analysis.groups import group_views, pairs
 from sparsona.analysis.numbers import to_latex
-from sparsona.analysis.table import class_rows, differences, figures, notes, rows, table, unfinished
+from sparsona.analysis.table import class_rows, differences, figures, notes, round_notes, rows, table
 from sparsona.analysis.view import RunView
 
 
@@ -144,8 +144,18 @@ def test_what_has_not_finished_is_said_and_is_never_the_best(make_view: Callable
     assert notes(views)[0] == "FedSpa (DST): 2 of 2 runs have not finished: rounds 3 of 50, 5 of 50."
     assert notes([first, cheap])[0] == "FedSpa (DST) has not finished: round 3 of 50."
     assert to_latex(views).startswith("% FedSpa (DST): 2 of 2 runs have not finished")
-    assert unfinished(over) == []
+    assert round_notes(over) == []
     assert to_latex(over).startswith(r"\begin{tabular}")
+
+
+def test_unequal_numbers_of_rounds_are_said(make_view: Callable[..., RunView]) -> None:
+    """Unless the work of a round was matched, so that rounds differ on purpose."""
+    views = [make_view("FedAvg", 1, rounds=30), make_view("FedAvg", 2, rounds=34), make_view("FedSpa (DST)", rounds=34)]
+    said = "Not all runs had the same number of rounds: FedAvg 30 and 34, FedSpa (DST) 34."
+    assert round_notes(views) == notes(views)[:1] == [said]
+    assert to_latex(views).startswith(f"% {said}\n")
+    matched = [dataclasses.replace(view, config={**view.config, "matched": {"by": "flops"}}) for view in views]
+    assert round_notes(matched) == []
 
 
 def test_gaps_have_a_sign_and_their_spread_has_none(make_view: Callable[..., RunView]) -> None:

@@ -206,7 +206,12 @@ def test_names_are_text_and_never_markup(make_view: MakeView) -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
     views = [
         dataclasses.replace(
-            make_view(seed=seed), title=title, path=evil, name=evil, protocol=evil, config={evil: evil, "seed": seed}
+            make_view(seed=seed),
+            title=title,
+            path=evil,
+            name=evil,
+            protocol=evil,
+            config={evil: evil, "seed": seed, "rounds": 50},
         )
         for title in (evil, "<a href='http://example.org'>b</a>%{x}")
         for seed in (1, 2)

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsona.analysis.columns import Column, columns_for
 from sparsona.analysis.groups import group_views
-from sparsona.analysis.table import Row, figures, table, unfinished
+from sparsona.analysis.table import Row, figures, round_notes, table
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
 
@@ -214,7 +214,7 @@ def to_latex(views: Sequence[RunView], every: bool = False, caption: str = "", l
         Text that ends with a line break.
     """
     titles, rows = _chosen(views, every)
-    said = [f"% {_escape(sentence)}" for sentence in unfinished(views)]
+    said = [f"% {_escape(sentence)}" for sentence in round_notes(views)]
     lines = [rf"\begin{{tabular}}{{l{'r' * len(titles)}}}", r"\toprule"]
     lines += [" & ".join(["method", *map(_escape, titles)]) + r" \\", r"\midrule"]
     for row, cells in rows:

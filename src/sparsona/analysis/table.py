@@ -107,20 +107,21 @@ def differences(views: Sequence[RunView], in_print: bool = True) -> list[dict[st
 
 
 def notes(views: Sequence[RunView]) -> list[str]:
-    """What a reader of the table must know: runs that have not finished or that ended early, turns that diverged, and
-    methods that did not get the same work, though nothing else was matched."""
-    found = [*unfinished(views), *_early_stops(views), *_divergences(views), *_undefined_notes(views)]
+    """What a reader of the table must know: runs that have not finished, had more rounds than others or ended early,
+    turns that diverged, and methods that did not get the same work, though nothing else was matched."""
+    found = [*round_notes(views), *_early_stops(views), *_divergences(views), *_undefined_notes(views)]
     return [*found, *_effort_notes(views)]
 
 
-def unfinished(views: Sequence[RunView]) -> list[str]:
-    """A sentence for each method with runs that have not finished: how far they have come.
+def round_notes(views: Sequence[RunView]) -> list[str]:
+    """What every table says of its runs' rounds, also one that is pasted elsewhere.
 
     Args:
         views: the runs.
 
     Returns:
-        Sentences such as "FedAvg has not finished: round 10 of 40.".
+        Sentences such as "FedAvg has not finished: round 10 of 40.", for each method with such runs, and one where runs
+        were given different numbers of rounds and nothing else was matched.
     """
     found = []
     for group in group_views(views):
@@ -130,6 +131,13 @@ def unfinished(views: Sequence[RunView]) -> list[str]:
             found.append(f"{group.label} has not finished: round {rounds}.")
         elif open_:
             found.append(f"{group.label}: {len(open_)} of {len(group.views)} runs have not finished: rounds {rounds}.")
+    rounds_of: dict[str, set[Any]] = {}
+    for view in views:
+        rounds_of.setdefault(view.title, set()).add(view.config["rounds"])
+    is_matched = any(view.config.get("matched") for view in views)
+    if not is_matched and len(set().union(*rounds_of.values())) > 1:
+        said = ", ".join(f"{title} {' and '.join(map(str, sorted(given)))}" for title, given in rounds_of.items())
+        found.append(f"Not all runs had the same number of rounds: {said}.")
     return found
 
 

@@ -49,12 +49,12 @@ def table(paths: tuple[str, ...], kind: str, per: str, every: bool, caption: str
         if text and kind != "latex":
             raise SparsonaError(f"{name} of {kind}", expected="--format latex", hint="leave it out")
     from sparsona.analysis.numbers import to_csv, to_latex, to_markdown
-    from sparsona.analysis.table import unfinished
+    from sparsona.analysis.table import round_notes
     from sparsona.core.files import replace_file
     from sparsona.runs.folder import warn
 
     views = read_views(paths)
-    for sentence in unfinished(views):
+    for sentence in round_notes(views):
         warn(sentence)
     if kind == "csv":
         text = to_csv(views, per)  # type: ignore[arg-type]  # click has checked it
