@@ -43,7 +43,7 @@ from sparsona.reproduce.rows import (
 )
 from sparsona.reproduce.table import Cell, Known, aligned, cells, costs_of, lines
 from sparsona.runs.folder import RunFolder, explain_disk_errors, read_json, warn, write_atomically
-from sparsona.runs.observers import ObserverList, Titled
+from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import CIRCUMSTANCES, RunConfig
 from sparsona.runs.validation import validate
 
@@ -456,7 +456,7 @@ def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
             else:
                 for one in ready:
                     try:
-                        _play_one(one, ObserverList([Titled(observers, one.row)]), Clock() if is_timed else OFF)
+                        _play_one(one, observers.titled(one.row), Clock() if is_timed else OFF)
                     except _FAILURES as error:
                         plan.failures[one.row, one.seed] = _said(error)
             for one in [one for one in left if (one.after, one.seed) in plan.failures]:
