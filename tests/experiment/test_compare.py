@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from processes import EAGER, completed, small, start, traces, wait_until
 
 import sparsona as sp
@@ -370,3 +372,22 @@ def test_an_observer_that_fails_at_the_end_costs_the_others_nothing(tmp_path):
             out=tmp_path / "both",
         )
     assert kept.ends == 1
+
+
+def test_a_stored_comparison_is_loaded_without_data(tmp_path):
+    """Those of its runs that have results; the others are named."""
+    x, y = np.eye(60, 6, dtype=np.float32), np.arange(60) % 3
+    data, path = sp.federate(x, y, clients=3, partition="iid"), tmp_path / "both"
+    both = comparisons.compare(
+        ["local", "fedavg", "fedspa"], data, torch.nn.Linear(6, 3), rounds=1, executor="serial", out=path
+    )
+    found = sp.load_comparison(path)
+    assert found.table() == both.table()
+    assert found.to_markdown() == both.to_markdown()
+    shutil.rmtree(path / "fedspa-seed0")
+    found = sp.load_comparison(path)
+    assert [run.path.name for run in found.runs] == ["local-seed0", "fedavg-seed0"]
+    assert [one.folder for one in found.missing] == ["fedspa-seed0"]
+    with pytest.raises(SparsonaError, match="is a comparison") as told:
+        sp.load(path)
+    assert "load_comparison" in told.value.hint

@@ -85,15 +85,16 @@ def _answer(views: Sequence[RunView]) -> str:
     found = sorted(
         (one for one in found if one.measure == measure), key=lambda one: (-measure.sign * one.score, one.sent)
     )
-    best = found[0]  # of equal ones the one that sends least
-    equal = [one for one in found if one.score == best.score]
-    others = found[len(equal) :]
+    # What prints alike is equally good, as in the table; of these the one that sends least comes first.
+    equal = sorted((one for one in found if one.text == found[0].text), key=lambda one: one.sent)
+    best, others = equal[0], found[len(equal) :]
     unit = "" if measure == ACCURACY else f" ({measure.title})"
     if len(equal) > 1:
         *first, last = (one.group.label for one in equal)
         text = f"{join_labels(first)} and {last} serve clients equally well, {best.text}{unit}"
         if best.sent < equal[1].sent:
-            text += f"; {best.group.label} sends " + (f"least, {human_bytes(best.sent)}" if best.sent else "nothing")
+            sent = f"the least of these, {human_bytes(best.sent)}" if best.sent else "nothing"
+            text += f"; {best.group.label} sends {sent}"
         elif others:
             text += f"; next is {others[0].group.label}, {others[0].text}"
         return text + _seeds(found)

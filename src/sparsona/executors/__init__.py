@@ -29,7 +29,7 @@ EXECUTORS = {
 STEP_SECONDS, FLOPS_PER_SECOND, WORTH_WORKERS = 1e-3, 1e10, 10.0
 # FLOPs of a training step up to which most of it is Python and the start of kernels, which stacked clients share; and
 # parameters up to which a stack of models stays in the caches from one operation to the next, as a single model does.
-# Within both, stacks take 1.0 to 2.6 times less CPU time, beyond one of them often more (benchmarks/executors.py).
+# Within both, stacks take less CPU time than single models, beyond one of them often more (docs/performance.md).
 SMALL_STEP, SMALL_IN_CACHE = 40_000_000, 50_000
 SMALL_MODEL = 2_000_000  # parameters up to which one client does not use a whole GPU
 

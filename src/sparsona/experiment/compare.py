@@ -16,8 +16,9 @@ import numpy as np
 from pydantic import BaseModel
 
 from sparsona import methods
+from sparsona.analysis import summary as summaries
 from sparsona.core.arguments import place, text, whole
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import SparsonaError
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.data.split_plan import MOST_SEED
@@ -28,9 +29,10 @@ from sparsona.executors import choose
 from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_taken_by, read_data
 from sparsona.experiment.match import amounts, check_match, rounds_for
 from sparsona.experiment.parallel import check_jobs, is_of_machine, pack_given, processes, unless_stopped
-from sparsona.experiment.run import Comparison
+from sparsona.experiment.run import Comparison, missing_in
 from sparsona.experiment.train import (
     RUNS,
+    find_rows,
     folder_name,
     given_functions,
     given_methods,
@@ -317,7 +319,7 @@ def _plan_runs(
         warn(f"options were tuned with different numbers of trials: {tried}")
     if unused := set(options) - used:
         known = set(OPTIONS).union(*(methods.factory(entry.row)[1].model_fields for entry in entries))
-        raise methods.unknown_option([entry.text for entry in entries], sorted(unused)[0], known)
+        raise methods.unknown_option([entry.row.name for entry in entries], sorted(unused)[0], known)
     _check_conditions(entries, {one.text: planned[one.text, numbers[0]][0] for one in entries}, given)
     configs = [config for config, _ in planned.values()]
     if alike := [text for (text, _), (config, _) in planned.items() if configs.count(config) > 1]:
@@ -538,25 +540,45 @@ def resume_comparison(
             (folder, validate(RunConfig, {**BEFORE, **values}, where).with_functions(functions), None)
             for folder, values in planned
         ]
-        rows = _find_rows(path, [config.method for _, config, _ in runs], given)
+        rows = find_rows(path, [config.method for _, config, _ in runs], given, "sparsona.resume_comparison")
         return _compare(path, runs, rows, federation, model, ObserverList(everyone), jobs)
 
 
-def _find_rows(path: Path, names: Iterable[str], given: Mapping[str, MethodCard]) -> dict[str, MethodCard]:
-    """The rows of a comparison's methods, by name; those that were passed from Python must be passed again."""
-    found = {}
-    for name in dict.fromkeys(names):
-        row = given.get(name) or methods.find(name)
-        if row is None:
-            raise SparsonaError(
-                f"'{path}' compares '{name}', which is not installed",
-                expected="that method again: it was passed from Python, or its package is not installed",
-                hint=f"call sparsona.resume_comparison with methods=[{name}], or install its package",
-            )
-        found[name] = row
-    if others := sorted(given.keys() - found.keys()):
-        raise unknown_name(f"method of '{path}'", others[0], found)
-    return found
+def load_comparison(
+    path: str | Path,
+    federation: Federation | None = None,
+    model: Any = None,
+    *,
+    methods: Sequence[MethodCard | Callable[..., Any]] = (),
+    loss: Callable[..., Any] | None = None,
+    metrics: Sequence[Callable[..., Any]] = (),
+) -> Comparison:
+    """Load the results of a comparison without resuming it; its tables and figures need the path alone.
+
+    Args:
+        path: the comparison's folder.
+        federation: as for `load`, of its runs.
+        model: as for `load`.
+        methods: the methods, again, that were passed as a MethodCard or factory; needed for their models only.
+        loss: as for `load`.
+        metrics: as for `load`.
+
+    Returns:
+        The comparison, with the runs that have evaluated a round, finished or not.
+
+    Example:
+        >>> import sparsona as sp
+        >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.1, out="runs/stored")
+        >>> sp.load_comparison("runs/stored").table() == both.table()
+        True
+    """
+    path, given, functions = Path(path), given_methods(methods), given_functions(loss, metrics)
+    missing = missing_in(path)
+    lost = {one.folder for one in missing}
+    folders = [(folder, values) for folder, values in read_comparison(path) if folder.name not in lost]
+    there = [(folder, values["method"]) for folder, values in folders if summaries.has_results(RunFolder.open(folder))]
+    runs = [load_run(folder, federation, model, given.get(name), functions) for folder, name in there]
+    return Comparison(path, runs, missing)
 
 
 def _compare(
