@@ -82,7 +82,7 @@ def test_runs_that_have_not_finished_are_said_first(make_view: MakeView) -> None
     best = with_result(make_view("FedAvg-FT"), 0.9, 1000)
     other = dataclasses.replace(with_result(make_view("FedSpa (DST)", rounds=40), 0.5, 300), unfinished_at=7)
     assert answer([other]).startswith("Not finished (round 7 of 40): FedSpa (DST) serves clients with 50.0%")
-    assert answer([best, other]).startswith("Not finished (1 of 2 runs): FedAvg-FT serves clients best, 90.0%")
+    assert answer([best, other]).startswith("Not finished (1 of 2 runs): FedAvg-FT serves clients best so far, 90.0%")
 
 
 def test_one_run_and_none(make_view: MakeView) -> None:

@@ -69,15 +69,15 @@ def answer(views: Sequence[RunView]) -> str:
     Returns:
         A sentence; "" where nothing was measured.
     """
-    text = _answer(views)
     open_ = [view for view in views if view.unfinished_at is not None]
+    text = _answer(views, "best so far" if open_ else "best")
     if not text or not open_:
         return text
     how_far = f"round {open_[0].unfinished_at} of {open_[0].config['rounds']}"
     return f"Not finished ({how_far if len(views) == 1 else f'{len(open_)} of {len(views)} runs'}): {text}"
 
 
-def _answer(views: Sequence[RunView]) -> str:
+def _answer(views: Sequence[RunView], best_word: str) -> str:
     found = [result for group in group_views(views) if (result := _result(group)) is not None]
     if not found:
         return ""
@@ -101,7 +101,7 @@ def _answer(views: Sequence[RunView]) -> str:
     if not others:
         sent = f"{human_bytes(best.sent)} sent" if best.sent else "nothing sent"
         return f"{best.group.label} serves clients with {best.text}{unit} on average, {sent}."
-    text = f"{best.group.label} serves clients best, {best.text}{unit}"
+    text = f"{best.group.label} serves clients {best_word}, {best.text}{unit}"
     if best.sent == 0:
         text += ", and sends nothing"
     rival = _unclear(best, others)
