@@ -271,8 +271,12 @@ def test_methods_from_python_in_processes(tmp_path):
     known, own = (traces(run.path)["tensors"] for run in found.runs)
     assert known == own
     assert found.runs[1].personal_model(0)
-    with pytest.raises(sp.SparsonaError, match="cannot be sent to other processes: cannot pickle"):
+    with pytest.raises(sp.SparsonaError, match="cannot be sent to other processes: cannot pickle") as told:
         sp.compare(["fedavg", locked], out=tmp_path / "d", jobs=2, **quick)
+    assert "jobs=1" in told.value.hint
+    assert not (tmp_path / "d").exists()
+    del quick["progress"]
+    assert sp.tune([locked], trials=1, refit_seeds=0, jobs=1, out=tmp_path / "t", **quick).best
 
 
 def test_a_card_names_its_headline(tmp_path):
