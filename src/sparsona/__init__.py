@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparsona.data.federation import Federation
     from sparsona.data.pool import View
     from sparsona.experiment.client_side import join
-    from sparsona.experiment.compare import compare, resume_comparison
+    from sparsona.experiment.compare import compare, load_comparison, resume_comparison
     from sparsona.experiment.gather import gather
     from sparsona.experiment.peers import be_peer
     from sparsona.experiment.replay import Replay, replay
@@ -52,6 +52,7 @@ _WHERE = {
     "Replay": "experiment.replay",
     "replay": "experiment.replay",
     "resume": "experiment.train",
+    "load_comparison": "experiment.compare",
     "resume_comparison": "experiment.compare",
     "train": "experiment.train",
     "Tuning": "experiment.tune",
@@ -89,6 +90,7 @@ __all__ = [
     "gather",
     "join",
     "load",
+    "load_comparison",
     "replay",
     "reproduce",
     "resume",

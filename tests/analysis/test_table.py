@@ -12,7 +12,7 @@ from sparsona.analysis.answer import differing
 from sparsona.analysis.columns import COLUMNS, columns_for
 from sparsona.analysis.format import UNKNOWN, cut, human_bytes, human_flops, human_seconds, plural
 from sparsona.analysis.groups import group_views, pairs
-from sparsona.analysis.numbers import to_latex
+from sparsona.analysis.numbers import numbers, to_latex
 from sparsona.analysis.table import class_rows, differences, figures, notes, round_notes, rows, table
 from sparsona.analysis.view import RunView
 
@@ -144,6 +144,12 @@ def test_what_has_not_finished_is_said_and_is_never_the_best(make_view: Callable
     assert notes(views)[0] == "FedSpa (DST): 2 of 2 runs have not finished: rounds 3 of 50, 5 of 50."
     assert notes([first, cheap])[0] == "FedSpa (DST) has not finished: round 3 of 50."
     assert to_latex(views).startswith("% FedSpa (DST): 2 of 2 runs have not finished")
+    for per in ("method", "client"):
+        assert {line["method"]: line["unfinished"] > 0 for line in numbers(views, per)} == {
+            "FedAvg-FT": False,
+            "FedSpa (DST)": True,
+        }
+        assert not any("unfinished" in line for line in numbers(over, per))
     assert round_notes(over) == []
     assert to_latex(over).startswith(r"\begin{tabular}")
 

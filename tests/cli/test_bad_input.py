@@ -101,6 +101,10 @@ from sparsona.runs.folder import RunFolder
         (["report", "nowhere"], ["there is no run 'nowhere'", "`sparsona runs` lists"]),
         (["resume", "."], ["'.' is not a run", "config.json", "`sparsona runs` lists"]),
         (["report", "."], ["'.' is not a run"]),
+        (
+            ["compare", "fedspa:density=0.2", "--set", "bogus=3"],
+            ["unknown option of fedspa 'bogus'", "`sparsona methods fedspa`"],
+        ),
     ],
     ids=lambda value: (
         " ".join(value) if value and value[0] in ("run", "compare", "resume", "report", "methods") else ""
@@ -117,6 +121,8 @@ def test_refused(say, tmp_path, monkeypatch, args, words):
     [
         (["run", "fedspa", "--cliens", "3"], ["No such option '--cliens'", "Did you mean '--clients'?"]),
         (["run", "fedspa", "--learning-rate", "1"], ["No such option '--learning-rate'", "Did you mean '--lr'?"]),
+        (["run", "fedavg", "--num-models", "2"], ["Did you mean '--set num_models=VALUE', an option of fedem?"]),
+        (["run", "fedavg", "--patience", "2"], ["Did you mean '--set patience=VALUE'?"]),
         (["rnu", "fedspa"], ["No such command 'rnu'", "Did you mean 'run'?"]),
         (["run"], ["Missing argument 'METHOD'"]),
         (["run", "fedspa", "--rounds", "many"], ["Invalid value for '--rounds'", "'many'"]),
@@ -410,7 +416,7 @@ def test_other_data_or_another_model(say, tmp_path, run):
     path.write_text(json.dumps({**config, "partition": "iid"}))
     say("resume", "run").refused("the data is not that of 'run'", "the same examples, labels and splits")
     path.write_text(json.dumps({**config, "method": "fedspb"}))
-    say("resume", "run").refused("is a run of 'fedspb'")
+    say("resume", "run").refused("was made with fedspb, which is not installed")
     (tmp_path / "own").mkdir()
     federation = poisoned_federation()
     sp.train("fedavg", federation, nn.Linear(6, 3), out=tmp_path / "own" / "run", rounds=1, per_round=1, seed=1)

@@ -138,3 +138,15 @@ def test_a_page_is_served_while_the_next_is_made(tmp_path: Path, monkeypatch: py
     for _ in range(3):
         assert slow.current().html == "page 1"
     assert made == [0, 1, 1]  # not again so soon
+
+
+def test_a_page_that_nobody_asked_for_in_a_while_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may say that a run has stopped which has been resumed since."""
+    state, now = [0], [0.0]
+    monkeypatch.setattr(live, "live_page", lambda folder: live.LivePage(f"page {state[0]}", is_final=False))
+    monkeypatch.setattr(live, "last_change", lambda folder: state[0])
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    pages = live.Pages(lambda: tmp_path, every=1)
+    assert pages.current().html == "page 0"
+    state[0], now[0] = 1, live.IDLE
+    assert pages.current().html == "page 1"

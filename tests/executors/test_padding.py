@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from dataclasses import replace
 
 import pytest
@@ -111,14 +111,54 @@ def test_a_phase_that_says_that_it_mixes_examples_runs_alone(tmp_path):
     assert torch.allclose(one, other, 1e-5, 1e-6)
 
 
-def test_a_function_given_as_loss_is_tried_with_every_method(tmp_path):
-    def relative(outputs, targets):
-        losses = F.cross_entropy(outputs, targets, reduction="none")
-        return losses / losses.mean().detach()
+def relative(outputs, targets):
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses / losses.mean().detach()
 
-    with pytest.raises(SparsonaError, match="the loss of fedavg's phase 'train' counts") as told:
-        sp.train("fedavg", model="mlp", loss=relative, executor="stacked", out=tmp_path / "run", **QUICK)
-    assert "given as loss=, a loss for each example" in told.value.expected
+
+def centred(outputs, targets):
+    return F.cross_entropy(outputs - outputs.mean(0), targets, reduction="none")
+
+
+def hardest(outputs, targets):
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses * (losses > losses.median())
+
+
+@pytest.mark.parametrize("loss", [relative, centred, hardest])
+def test_a_function_whose_losses_depend_on_the_batch_runs_without_padding(loss, tmp_path):
+    with pytest.raises(SparsonaError, match="executor stacked, which fills up batches, with this loss"):
+        sp.train("fedavg", model="mlp", loss=loss, executor="stacked", out=tmp_path / "run", **QUICK)
+    assert not (tmp_path / "run").exists()
+    assert sp.train("fedavg", model="mlp", loss=loss, out=tmp_path / "auto", **QUICK).config["executor"] == "serial"
+
+
+def test_one_that_depends_on_each_example_alone_is_stacked(tmp_path):
+    assert sp.train("fedavg", model="mlp", loss=halved, out=tmp_path / "auto", **QUICK).config["executor"] == "stacked"
+
+
+def test_a_run_that_began_with_such_a_loss_ends_with_it(monkeypatch, tmp_path, capsys):
+    """Of an older version, which did not try: the executor is recorded, and another would change the bits."""
+    mine = with_loss(WRONG["a plain mean"])
+    monkeypatch.setattr(PaddingCheck, "__call__", lambda *_: None)
+    sp.train(mine, model="mlp", executor="stacked", out=tmp_path / "run", max_steps=1, **{**QUICK, "rounds": 2})
+    monkeypatch.undo()
+    written = tmp_path / "run" / "config.json"
+    written.write_text(json.dumps({**json.loads(written.read_text()), "max_steps": None}))
+    assert sp.resume(tmp_path / "run", method=mine, progress=False).summary["rounds"] == 2
+    assert REFUSED in capsys.readouterr().err
+
+
+def test_a_loss_without_a_module_is_tried(tmp_path):
+    """As functions have that `exec` makes."""
+
+    def mine(task, config: FedAvgConfig) -> Method:
+        method = with_loss(WRONG["a plain mean"])(task, config)
+        method.phases[0].loss.__module__ = None
+        return method
+
+    with pytest.raises(SparsonaError, match=REFUSED):
+        sp.train(mine, model="mlp", executor="stacked", out=tmp_path / "run", **QUICK)
 
 
 def halved(outputs, targets):
@@ -144,10 +184,11 @@ def play(executor, name, options, rounds):
 
 
 @pytest.mark.parametrize("executor", [Stacked, Graphed])
-def test_it_is_tried_once_a_phase_by_both_that_pad(executor, tried):
-    options = {"clients": 4, "epochs": 1, "data_rate": 0.1, "personal": ["output"], "loss": halved}
+def test_it_is_tried_once_a_phase_by_both_that_pad(executor, tried, monkeypatch):
+    monkeypatch.setattr(padding, "_is_ours", lambda phase: False)
+    options = {"clients": 4, "epochs": 1, "data_rate": 0.1, "personal": ["output"]}
     method = play(executor, "fedalt", options, rounds=2)
-    assert tried == [phase.name for phase in method.phases for _ in range(3)]
+    assert tried == [phase.name for phase in method.phases for _ in range(3 * len(padding.NOISES))]
 
 
 def test_losses_of_the_package_are_not_tried_in_every_run(tried):
@@ -157,7 +198,7 @@ def test_losses_of_the_package_are_not_tried_in_every_run(tried):
 
 @pytest.mark.parametrize("name", sorted(methods.METHODS.keys() - {"fedbn"}))  # which has FedAvg's loss
 def test_losses_of_the_package_leave_padding_out(name, tried, monkeypatch):
-    monkeypatch.setattr(padding, "GivenLoss", Callable)  # as if they were not of the package
+    monkeypatch.setattr(padding, "_is_ours", lambda phase: False)
     own = {"fedalt": {"personal": ["output"]}, "fedsim": {"personal": ["output"]}}.get(name, {})
     method = play(Stacked, name, {"clients": 3, "epochs": 1, "data_rate": 0.1, **own}, rounds=1)
     may_be_padded = [phase.name for phase in method.phases if not phase.mixes_examples]
@@ -166,10 +207,11 @@ def test_losses_of_the_package_leave_padding_out(name, tried, monkeypatch):
 
 def test_a_run_has_the_bits_it_had(tried, monkeypatch, tmp_path):
     """Neither the draws nor the models are changed by what is tried."""
-    once = sp.train("fedspa", model="mlp", loss=halved, executor="stacked", out=tmp_path / "tried", **QUICK)
+    monkeypatch.setattr(padding, "_is_ours", lambda phase: False)
+    once = sp.train("fedspa", model="mlp", executor="stacked", out=tmp_path / "tried", **QUICK)
     assert tried
-    monkeypatch.setattr(PaddingCheck, "__call__", lambda *_: None)
+    monkeypatch.undo()
     before = torch.get_rng_state()
-    plain = sp.train("fedspa", model="mlp", loss=halved, executor="stacked", out=tmp_path / "plain", **QUICK)
+    plain = sp.train("fedspa", model="mlp", executor="stacked", out=tmp_path / "plain", **QUICK)
     assert traces(once.path)["tensors"] == traces(plain.path)["tensors"]
     assert torch.equal(before, torch.get_rng_state())

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from processes import EAGER, completed, small, start, traces, wait_until
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
+from sparsona.core.method import Method
 from sparsona.experiment import build
 from sparsona.experiment import compare as comparisons
+from sparsona.methods.fedavg import FedAvgConfig, fedavg
 from sparsona.runs.manifest import Manifest
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import RunConfig
@@ -206,7 +214,7 @@ def test_runs_in_processes_say_how_far_they_are(tmp_path, monkeypatch):
     begun, told = [], []
     go_on = threading.Event()
 
-    def play(path, values, given):
+    def play(path, values, given, records):
         folder = Path(path)
         begun.append(folder.name)
         wait_until(lambda: folder.name.upper() in {one.title for one in told})
@@ -254,3 +262,132 @@ def test_progress_tells_methods_of_one_title_apart(tmp_path, capsys):
     comparisons.compare(["local", "fedspa:density=0.2", "fedspa"], seeds=2, **options, out=tmp_path / "all")
     shown = {line.partition(":")[0] for line in capsys.readouterr().err.splitlines() if "finished" in line}
     assert shown == {f"{name}, seed {seed}" for name in ("Local", "fedspa_density-0.2", "fedspa") for seed in (0, 1)}
+
+
+class Kept:
+    """What an observer receives, without times; progress apart."""
+
+    def __init__(self) -> None:
+        self.records, self.ends = [], 0
+
+    def on_start(self, start):
+        self.records.append(("start", start.path.name, start.completed))
+
+    def on_round(self, result):
+        self.records.append(("round", result.index, result.loss))
+
+    def on_evaluation(self, result):
+        self.records.append(("evaluation", result.completed, result.accuracy))
+
+    def on_end(self, end):
+        self.ends += 1
+        self.records.append(("end", end.finished, end.reason))
+
+
+@pytest.mark.long
+def test_observers_receive_the_same_of_runs_in_processes(tmp_path):
+    """One run after another; also of a search's runs with the chosen options, which are in processes by default."""
+    options = {"clients": 4, "rounds": 2, "data_rate": 0.2, "executor": "serial"}
+    found = []
+    for jobs in (1, 2):
+        kept, log = Kept(), tmp_path / f"{jobs}.jsonl"
+        both = comparisons.compare(
+            ["local", "fedavg"], jobs=jobs, observers=[kept, str(log)], out=tmp_path / str(jobs), **options
+        )
+        runs = "".join(str(record) for record in kept.records).split("('start'")[1:]
+        found.append((sorted(runs), sorted(line.partition('"seconds"')[0] for line in log.read_text().splitlines())))
+        assert kept.ends == 2
+        assert len(found[-1][1]) == len(kept.records)
+    assert found[0][0] == found[1][0]
+    kept = Kept()
+    again = comparisons.resume_comparison(both.path, jobs=2, observers=[kept], progress=True)
+    assert [run.summary["accuracy"] for run in again.runs] == [run.summary["accuracy"] for run in both.runs]
+    assert not kept.records  # all are finished
+    sp.tune(["local"], trials=1, jobs=2, observers=[kept], out=tmp_path / "tune", **options)
+    assert [kind for kind, *_ in kept.records] == ["start", "round", "evaluation", "round", "evaluation", "end"]
+
+
+class FromAnotherModuleError(Exception):
+    def __init__(self, one, other):
+        super().__init__(f"{one}, {other}")
+
+
+@pytest.mark.long
+def test_an_error_that_cannot_be_sent_costs_its_run_alone(tmp_path):
+    def mine(task, config: FedAvgConfig) -> Method:
+        def finish(*_):
+            raise FromAnotherModuleError(1, 2)
+
+        return replace(fedavg(task, config), finish=finish)
+
+    options = {"clients": 4, "rounds": 1, "data_rate": 0.2, "executor": "serial", "progress": False}
+    both = comparisons.compare(["fedavg", mine, "local"], jobs=2, out=tmp_path / "both", **options)
+    assert [run.path.name for run in both.runs] == ["fedavg-seed0", "local-seed0"]
+    assert [one.error for one in both.missing] == ["FromAnotherModuleError: 1, 2"]
+
+
+SCRIPT = """
+import sparsona as sp
+from sparsona.methods.fedavg import FedAvgConfig, fedavg
+
+print("begun")
+
+
+def mine(task, config: FedAvgConfig):
+    return fedavg(task, config)
+
+
+options = {"clients": 4, "rounds": 1, "data_rate": 0.2, "executor": "serial"}
+both = sp.compare(["fedavg", mine], jobs=2, out="both", **options)
+print([run.summary["rounds"] for run in both.runs])
+"""
+
+
+@pytest.mark.long
+def test_a_script_without_a_guard_is_not_run_again_by_processes(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(sp.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "begun\n[1, 1]\n"
+
+
+def test_an_observer_that_fails_at_the_end_costs_the_others_nothing(tmp_path):
+    class Fails:
+        def on_end(self, end):
+            raise OSError("the server is gone")
+
+    kept = Kept()
+    with pytest.raises(SparsonaError, match="training of every client diverged"):
+        comparisons.compare(
+            ["fedavg"],
+            clients=4,
+            rounds=2,
+            data_rate=0.2,
+            lr=1e30,
+            executor="serial",
+            observers=[Fails(), kept],
+            out=tmp_path / "both",
+        )
+    assert kept.ends == 1
+
+
+def test_a_stored_comparison_is_loaded_without_data(tmp_path):
+    """Those of its runs that have results; the others are named."""
+    x, y = np.eye(60, 6, dtype=np.float32), np.arange(60) % 3
+    data, path = sp.federate(x, y, clients=3, partition="iid"), tmp_path / "both"
+    both = comparisons.compare(
+        ["local", "fedavg", "fedspa"], data, torch.nn.Linear(6, 3), rounds=1, executor="serial", out=path
+    )
+    found = sp.load_comparison(path)
+    assert found.table() == both.table()
+    assert found.to_markdown() == both.to_markdown()
+    shutil.rmtree(path / "fedspa-seed0")
+    found = sp.load_comparison(path)
+    assert [run.path.name for run in found.runs] == ["local-seed0", "fedavg-seed0"]
+    assert [one.folder for one in found.missing] == ["fedspa-seed0"]
+    with pytest.raises(SparsonaError, match="is a comparison") as told:
+        sp.load(path)
+    assert "load_comparison" in told.value.hint

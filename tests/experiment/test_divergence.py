@@ -79,6 +79,7 @@ def test_a_client_that_diverges_is_left_out_and_nobody_else(serial, method):
     assert run.summary["diverged"]["of"] == 12
     assert "heard" not in run.summary
     assert f"2 of 12 turns diverged and were left out (client {BAD})" in run.protocol
+    assert "2 of 12 turns diverged" in str(run)
 
 
 def test_the_table_shows_it_only_where_it_happened(serial, tmp_path):

@@ -52,7 +52,7 @@ def fedavg_ft(federation, tmp_path_factory) -> sp.Run:
 
 
 def test_public_names():
-    assert len(sp.__all__) <= 27
+    assert len(sp.__all__) <= 28
     assert all(getattr(sp, name) is not None for name in sp.__all__)
     assert set(sp.__all__) <= set(dir(sp))
     assert sp.__version__

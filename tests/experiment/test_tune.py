@@ -97,7 +97,7 @@ def test_a_method_from_python(tmp_path):
     assert sorted(found.best["mine"]) == ["epochs", "lr"]
     assert [run.config["method"] for run in found.comparison.runs] == ["fedavg", "own_method", "mine"]
     (tmp_path / "t" / "own_method" / "trial-001.json").unlink()
-    with pytest.raises(SparsonaError, match=r"resume_tuning with methods=\[own_method\]"):
+    with pytest.raises(SparsonaError, match=r"resume_tuning with methods=\[own_method, mine\]"):
         resume_tuning(tmp_path / "t")
     again = resume_tuning(tmp_path / "t", methods=[own_method, card], jobs=1)
     assert again.table() == found.table()

@@ -178,7 +178,7 @@ def test_a_factory_in_a_script(tmp_path):
         [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "'workers' is a run of 'mine'" in done.stdout
+    assert "'workers' was made with mine" in done.stdout
     assert "sparsona.load with method=mine" in done.stdout
     one, other = (traces(tmp_path / executor) for executor in ("serial", "workers"))
     assert one["tensors"] == other["tensors"]
@@ -270,7 +270,7 @@ def test_a_comparison_of_methods_from_python(tmp_path):
     assert found.table()[3]["method"] == "FedAvg of mine"
     assert found.runs[1].personal_model(0)
     shutil.rmtree(path / "own_method-seed0")
-    with pytest.raises(sp.SparsonaError, match=r"resume_comparison with methods=\[own_method\]"):
+    with pytest.raises(sp.SparsonaError, match=r"resume_comparison with methods=\[own_method, fedavg-mine\]"):
         sp.resume_comparison(path)
     with pytest.raises(sp.SparsonaError, match="unknown method of"):
         sp.resume_comparison(path, methods=[own_method, card, methods.card("local")])
@@ -299,8 +299,12 @@ def test_methods_from_python_in_processes(tmp_path):
     known, own = (traces(run.path)["tensors"] for run in found.runs)
     assert known == own
     assert found.runs[1].personal_model(0)
-    with pytest.raises(sp.SparsonaError, match="cannot be sent to other processes: cannot pickle"):
+    with pytest.raises(sp.SparsonaError, match="cannot be sent to other processes: cannot pickle") as told:
         sp.compare(["fedavg", locked], out=tmp_path / "d", jobs=2, **quick)
+    assert "jobs=1" in told.value.hint
+    assert not (tmp_path / "d").exists()
+    del quick["progress"]
+    assert sp.tune([locked], trials=1, refit_seeds=0, jobs=1, out=tmp_path / "t", **quick).best
 
 
 def test_a_card_names_its_headline(tmp_path):

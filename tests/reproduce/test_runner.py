@@ -13,9 +13,9 @@ import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.reproduce import recipe as recipes
 from sparsona.reproduce import rows, runner
-from sparsona.reproduce.folder import FILE
 from sparsona.reproduce.page import command
 from sparsona.reproduce.recipe import Recipe
+from sparsona.runs.comparison import REPRODUCTION_FILE
 from sparsona.runs.observers import RunStart
 
 TINY = {"data": "digits", "data_rate": 0.2, "clients": 5, "per_round": 2, "rounds": 2, "executor": "serial"}
@@ -131,8 +131,8 @@ def test_a_second_call_trains_nothing(done):
     assert not seen
     assert again.figures() == done.figures()
     after = {path: path.stat().st_mtime_ns for path in done.path.rglob("*") if path.is_file()}
-    assert {path: when for path, when in after.items() if path.name != FILE} == {
-        path: when for path, when in before.items() if path.name != FILE
+    assert {path: when for path, when in after.items() if path.name != REPRODUCTION_FILE} == {
+        path: when for path, when in before.items() if path.name != REPRODUCTION_FILE
     }
 
 
@@ -204,10 +204,10 @@ def test_damaged_folders_are_named(tmp_path):
     with pytest.raises(SparsonaError, match=r"manifest\.json' cannot be read"):
         sp.reproduce(OWN, rows="A/local", out="x")
     manifest.write_text(whole)
-    (tmp_path / "x" / FILE).write_text("{}")
-    with pytest.raises(SparsonaError, match=FILE):
+    (tmp_path / "x" / REPRODUCTION_FILE).write_text("{}")
+    with pytest.raises(SparsonaError, match=REPRODUCTION_FILE):
         sp.reproduce(OWN, rows="A/local", out="x")
-    (tmp_path / "x" / FILE).unlink()
+    (tmp_path / "x" / REPRODUCTION_FILE).unlink()
     (tmp_path / "x" / "A_local-seed0" / "config.json").unlink()
     failed = sp.reproduce(OWN, rows="A/local", out="x")
     assert "is already used" in failed.failures["A/local", 0]

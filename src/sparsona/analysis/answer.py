@@ -69,15 +69,15 @@ def answer(views: Sequence[RunView]) -> str:
     Returns:
         A sentence; "" where nothing was measured.
     """
-    text = _answer(views)
     open_ = [view for view in views if view.unfinished_at is not None]
+    text = _answer(views, "best so far" if open_ else "best")
     if not text or not open_:
         return text
     how_far = f"round {open_[0].unfinished_at} of {open_[0].config['rounds']}"
     return f"Not finished ({how_far if len(views) == 1 else f'{len(open_)} of {len(views)} runs'}): {text}"
 
 
-def _answer(views: Sequence[RunView]) -> str:
+def _answer(views: Sequence[RunView], best_word: str) -> str:
     found = [result for group in group_views(views) if (result := _result(group)) is not None]
     if not found:
         return ""
@@ -85,22 +85,23 @@ def _answer(views: Sequence[RunView]) -> str:
     found = sorted(
         (one for one in found if one.measure == measure), key=lambda one: (-measure.sign * one.score, one.sent)
     )
-    best = found[0]  # of equal ones the one that sends least
-    equal = [one for one in found if one.score == best.score]
-    others = found[len(equal) :]
+    # What prints alike is equally good, as in the table; of these the one that sends least comes first.
+    equal = sorted((one for one in found if one.text == found[0].text), key=lambda one: one.sent)
+    best, others = equal[0], found[len(equal) :]
     unit = "" if measure == ACCURACY else f" ({measure.title})"
     if len(equal) > 1:
         *first, last = (one.group.label for one in equal)
         text = f"{join_labels(first)} and {last} serve clients equally well, {best.text}{unit}"
         if best.sent < equal[1].sent:
-            text += f"; {best.group.label} sends " + (f"least, {human_bytes(best.sent)}" if best.sent else "nothing")
+            sent = f"the least of these, {human_bytes(best.sent)}" if best.sent else "nothing"
+            text += f"; {best.group.label} sends {sent}"
         elif others:
             text += f"; next is {others[0].group.label}, {others[0].text}"
         return text + _seeds(found)
     if not others:
         sent = f"{human_bytes(best.sent)} sent" if best.sent else "nothing sent"
         return f"{best.group.label} serves clients with {best.text}{unit} on average, {sent}."
-    text = f"{best.group.label} serves clients best, {best.text}{unit}"
+    text = f"{best.group.label} serves clients {best_word}, {best.text}{unit}"
     if best.sent == 0:
         text += ", and sends nothing"
     rival = _unclear(best, others)

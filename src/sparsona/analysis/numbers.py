@@ -50,17 +50,25 @@ def numbers(views: Sequence[RunView], per: Per = "method") -> list[dict[str, Any
 
     Returns:
         Dicts with the same keys for runs with the same metrics. Accuracies are from 0 to 1; `loss` and metrics are of
-        test data; None where a figure is not known. A regression has no accuracy.
+        test data; None where a figure is not known. A regression has no accuracy. Where a run has not finished, lines
+        of methods and clients have `unfinished`: of how many runs that is so.
     """
     if per not in _MAKE:
         raise unknown_name("kind of line", per, _MAKE)
     return _MAKE[per](views)
 
 
+def _unfinished(group: Sequence[RunView], views: Sequence[RunView]) -> dict[str, int]:
+    if all(view.unfinished_at is None for view in views):
+        return {}
+    return {"unfinished": sum(view.unfinished_at is not None for view in group)}
+
+
 def _by_method(views: Sequence[RunView]) -> list[dict[str, Any]]:
     found = []
-    for row in figures(views):
+    for row, group in zip(figures(views), group_views(views), strict=True):
         line = {key: value for key, value in row.items() if not isinstance(value, Mapping)}
+        line |= _unfinished(group.views, views)
         for name, value in row.items():
             if isinstance(value, Mapping):
                 figure, *spread = value.values()  # a mean and its spread, or the largest
@@ -84,6 +92,7 @@ def _by_client(views: Sequence[RunView]) -> list[dict[str, Any]]:
                         "client": client,
                         **({"name": view.client_names[client]} if view.client_names else {}),
                         "point": view.point,
+                        **_unfinished([view], views),
                         **score,
                         **({"loss": _known(view.losses[client])} if len(view.losses) else {}),
                         **{key: _known(one[client]) for key, one in view.metrics.items() if key != "accuracy"},

@@ -148,6 +148,7 @@ def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, g
 
     run = api.load(find_run(path))
     x, y = read_new(data)
+    clients = tuple(dict.fromkeys(clients))
     which: list[Any] = list(clients)
     if clients == ("all",):
         which = list(range(run.config["clients"]))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.core.errors import ELSEWHERE, SparsonaError
+from sparsona.core.errors import SparsonaError, nearest
 
 if TYPE_CHECKING:
     from sparsona.runs.declaration import Option
@@ -77,14 +77,25 @@ def with_table(make: Callable[[], list[click.Option]]) -> type[click.Command]:
             try:
                 return super().parse_args(ctx, args)
             except click.NoSuchOption as error:
-                name = error.option_name
-                ours = ELSEWHERE.get(name.removeprefix("--").replace("-", "_"), "").replace("_", "-")
-                if f"--{ours}" not in {flag for one in self.get_params(ctx) for flag in one.opts}:
+                flags = {flag for one in self.get_params(ctx) for flag in one.opts if flag.startswith("--")}
+                if (meant := _meant(error.option_name, flags)) is None:
                     raise
-                text = f"No such option '{name}'. Did you mean '--{ours}'?"  # click suggests what is spelt alike
-                raise click.NoSuchOption(name, text, ctx=ctx) from None
+                text = f"No such option '{error.option_name}'. Did you mean {meant}?"
+                raise click.NoSuchOption(error.option_name, text, ctx=ctx) from None
 
     return Tabled
+
+
+def _meant(name: str, flags: set[str]) -> str | None:
+    """The flag that was probably meant, or the option to be given with --set: click knows flags of its own alone."""
+    from sparsona.methods import option_owners
+    from sparsona.runs.options import OPTIONS
+
+    owners, by_key = option_owners(), {flag.removeprefix("--").replace("-", "_"): flag for flag in flags}
+    near = nearest(name.removeprefix("--").replace("-", "_"), sorted({*by_key, *OPTIONS, *owners}))
+    if near is None or near in by_key:
+        return None if near is None else f"'{by_key[near]}'"
+    return f"'--set {near}=VALUE'" + ("" if near in OPTIONS else f", an option of {', '.join(owners[near])}")
 
 
 def run_flags() -> list[click.Option]:

@@ -117,7 +117,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> SparsonaError:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The name that was probably meant: what we call it, or the most similar one.
 
-    Cases are not told apart, nor are numbers by how many zeros they begin with.
+    Case and leading zeros are ignored.
 
     Example:
         >>> nearest("learning-rate", ["lr", "rounds"]), nearest("person-7", ["person-07", "person-27"])

@@ -136,6 +136,23 @@ class GivenLoss:
             )
         return found, batch.weight
 
+    def mixes_examples(self, targets: Tensor, num_outputs: int) -> bool:
+        """Whether the loss of an example changes with the examples beside it, as one with a mean over the batch does.
+
+        It is tried on random outputs: a loss that seldom does so may be missed.
+        """
+        draw = torch.Generator().manual_seed(0)
+        half = len(targets) // 2
+        for scale in (0.1, 1.0, 10.0):
+            outputs = (scale * torch.randn(len(targets), num_outputs, generator=draw)).to(targets.device)
+            try:
+                beside, alone = self.function(outputs, targets)[:half], self.function(outputs[:half], targets[:half])
+            except Exception:  # of the function: if it is wrong, training says how
+                continue
+            if not torch.allclose(beside, alone, 1e-3, 1e-6, equal_nan=True):
+                return True
+        return False
+
 
 _ERRORS: dict[str, Losses] = {
     "squared-error": squared_error,

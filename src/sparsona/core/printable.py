@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import sys
 from functools import cache
@@ -34,5 +35,6 @@ def printable(text: object, kept: str = "\n\t") -> str:
 
 @cache
 def warn_once(text: str) -> None:
-    """Print a warning about data, on stderr: a comparison reads the same data for every run."""
-    print(f"warning: {printable(text)}", file=sys.stderr)
+    """Print a warning about data, on stderr: a comparison reads the same data for every run, and in every process."""
+    if multiprocessing.parent_process() is None:
+        print(f"warning: {printable(text)}", file=sys.stderr)

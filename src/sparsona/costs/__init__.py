@@ -362,7 +362,7 @@ def _samples(
     total, what = (source.num_train, "training ") if source.num_train else (source.num_examples, "")
     if splits_all:
         total, what = source.num_examples, ""
-    used = run.data_rate if is_own or "data_rate" in published else 1.0
+    used = run.data_rate if "data_rate" in published else 1.0
     held = {
         "validation": run.validation_rate if is_own or "validation_rate" in published else 0.0,
         "testing": run.test_rate if splits_all else 0.0,

@@ -191,7 +191,9 @@ class Federation:
         """The same federation with everything on `device`."""
         if self.x.device == device:
             return self
-        return replace(self, x=self.x.to(device), y=self.y.to(device), splits=self._splits.to(device))
+        moved = replace(self, x=self.x.to(device), y=self.y.to(device), splits=self._splits.to(device))
+        vars(moved).update({name: vars(self)[name] for name in ("_digest", "_client_digest") if name in vars(self)})
+        return moved
 
     def clients(self, capacities: Sequence[float] | None = None) -> tuple[Client, ...]:
         """All clients as methods receive them.
@@ -402,7 +404,7 @@ class Federation:
     def client_digest(self) -> str:
         """A hash of what each client trains, validates and tests on, in its order, and of the view.
 
-        Wherever these examples are among all, and whatever there is beside them: a run has the same bits.
+        It does not depend on where these examples are among all, nor on what is beside them. Neither does a run.
 
         Returns:
             32 hexadecimal digits.

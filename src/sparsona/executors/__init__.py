@@ -29,7 +29,7 @@ EXECUTORS = {
 STEP_SECONDS, FLOPS_PER_SECOND, WORTH_WORKERS = 1e-3, 1e10, 10.0
 # FLOPs of a training step up to which most of it is Python and the start of kernels, which stacked clients share; and
 # parameters up to which a stack of models stays in the caches from one operation to the next, as a single model does.
-# Within both, stacks take 1.0 to 2.6 times less CPU time, beyond one of them often more (benchmarks/executors.py).
+# Within both, stacks take less CPU time than single models, beyond one of them often more (docs/performance.md).
 SMALL_STEP, SMALL_IN_CACHE = 40_000_000, 50_000
 SMALL_MODEL = 2_000_000  # parameters up to which one client does not use a whole GPU
 
@@ -106,6 +106,13 @@ def choose(name: str, context: ClientContext) -> str:
             "and without branches on the values of examples",
             hint="leave --executor out",
         )
+    needs_whole_batches = _needs_whole_batches(context)
+    if name in ("stacked", "graphed") and needs_whole_batches:
+        raise SparsonaError(
+            f"executor {name}, which fills up batches, with this loss: that of an example changes with those beside it",
+            expected="a function that returns for each example a loss that depends on that one alone",
+            hint="leave --executor out",
+        )
     if context.plan.turn_seconds is not None and (is_gpu or name not in ("auto", "workers")):
         raise SparsonaError(
             f"turn_seconds={context.plan.turn_seconds:g} {'on a GPU' if is_gpu else f'with executor {name}'}: a turn "
@@ -117,16 +124,31 @@ def choose(name: str, context: ClientContext) -> str:
         return name
     if context.plan.turn_seconds is not None:
         return "workers"
+    if is_gpu and needs_whole_batches:
+        return "serial"
     if is_gpu:
         is_small = context.task.layout.size <= SMALL_MODEL
         return "stacked" if is_small and not why_not_stacked(context) else "graphed"
     # A rule of the network and the batch, never of the machine: `stacked` agrees with the others within rounding only.
     step = context.plan.batch_size * context.task.layout.train_flops()
-    if step <= SMALL_STEP and context.task.layout.size <= SMALL_IN_CACHE and stacks_well(context):
+    is_small = step <= SMALL_STEP and context.task.layout.size <= SMALL_IN_CACHE
+    if is_small and not needs_whole_batches and stacks_well(context):
         return "stacked"
     # A run that has others beside it, in processes of their own, starts no more of them.
     is_alone = multiprocessing.parent_process() is None
     return "workers" if is_alone and num_cores() > 1 and _expected_seconds(context) > WORTH_WORKERS else "serial"
+
+
+def _needs_whole_batches(context: ClientContext) -> bool:
+    """Whether a loss that was given as a function cannot do with a batch that is filled up."""
+    from sparsona.core.losses import GivenLoss
+    from sparsona.data.batches import as_targets
+
+    task, data = context.task, context.federation
+    if not isinstance(task.losses, GivenLoss) or task.mixes_examples or not data.has_examples:
+        return False
+    some = data.y[:: max(1, len(data.y) // 32)][:32]
+    return task.losses.mixes_examples(as_targets(some), task.num_classes)
 
 
 @contextmanager

@@ -9,14 +9,16 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
 
 from sparsona import methods
+from sparsona.analysis import summary as summaries
 from sparsona.core.arguments import place, text, whole
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import SparsonaError
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.data.split_plan import MOST_SEED
@@ -27,9 +29,10 @@ from sparsona.executors import choose
 from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_taken_by, read_data
 from sparsona.experiment.match import amounts, check_match, rounds_for
 from sparsona.experiment.parallel import check_jobs, is_of_machine, pack_given, processes, unless_stopped
-from sparsona.experiment.run import Comparison
+from sparsona.experiment.run import Comparison, missing_in
 from sparsona.experiment.train import (
     RUNS,
+    find_rows,
     folder_name,
     given_functions,
     given_methods,
@@ -45,9 +48,10 @@ from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_compari
 from sparsona.runs.failed import failed_run, read_failed, write_failed
 from sparsona.runs.folder import RunFolder, make_empty_folder, warn
 from sparsona.runs.manifest import read_manifest
-from sparsona.runs.observers import ObserverList, ProgressUpdate, Titled
+from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import BEFORE, CONDITIONS, MATCHES, OF_DATA, OPTIONS, Matched, RunConfig
 from sparsona.runs.progress import shown_progress
+from sparsona.runs.relay import Keeper, pass_on
 from sparsona.runs.request import parse_method
 from sparsona.runs.session import PROGRESS_SECONDS
 from sparsona.runs.validation import merge_errors, validate
@@ -130,6 +134,10 @@ def _start(
     options: Mapping[str, Any],
 ) -> Comparison:
     entries, planned = _plan(names, federation, model, seeds, match, options)
+    if jobs > 1:
+        pack_given(
+            model, [config.functions for config, _ in planned.values()], _rows(entries)
+        )  # before a folder is made
     path = out or RUNS / f"compare-{timestamp()}"
     make_empty_folder(path)
     names_of = [f"{folder_name(text)}-seed{seed}" for text, seed in planned]
@@ -313,7 +321,7 @@ def _plan_runs(
         warn(f"options were tuned with different numbers of trials: {tried}")
     if unused := set(options) - used:
         known = set(OPTIONS).union(*(methods.factory(entry.row)[1].model_fields for entry in entries))
-        raise methods.unknown_option([entry.text for entry in entries], sorted(unused)[0], known)
+        raise methods.unknown_option([entry.row.name for entry in entries], sorted(unused)[0], known)
     _check_conditions(entries, {one.text: planned[one.text, numbers[0]][0] for one in entries}, given)
     configs = [config for config, _ in planned.values()]
     if alike := [text for (text, _), (config, _) in planned.items() if configs.count(config) > 1]:
@@ -534,25 +542,45 @@ def resume_comparison(
             (folder, validate(RunConfig, {**BEFORE, **values}, where).with_functions(functions), None)
             for folder, values in planned
         ]
-        rows = _find_rows(path, [config.method for _, config, _ in runs], given)
+        rows = find_rows(path, [config.method for _, config, _ in runs], given, "sparsona.resume_comparison")
         return _compare(path, runs, rows, federation, model, ObserverList(everyone), jobs)
 
 
-def _find_rows(path: Path, names: Iterable[str], given: Mapping[str, MethodCard]) -> dict[str, MethodCard]:
-    """The rows of a comparison's methods, by name; those that were passed from Python must be passed again."""
-    found = {}
-    for name in dict.fromkeys(names):
-        row = given.get(name) or methods.find(name)
-        if row is None:
-            raise SparsonaError(
-                f"'{path}' compares '{name}', which is not installed",
-                expected="that method again: it was passed from Python, or its package is not installed",
-                hint=f"call sparsona.resume_comparison with methods=[{name}], or install its package",
-            )
-        found[name] = row
-    if others := sorted(given.keys() - found.keys()):
-        raise unknown_name(f"method of '{path}'", others[0], found)
-    return found
+def load_comparison(
+    path: str | Path,
+    federation: Federation | None = None,
+    model: Any = None,
+    *,
+    methods: Sequence[MethodCard | Callable[..., Any]] = (),
+    loss: Callable[..., Any] | None = None,
+    metrics: Sequence[Callable[..., Any]] = (),
+) -> Comparison:
+    """Load the results of a comparison without resuming it; its tables and figures need the path alone.
+
+    Args:
+        path: the comparison's folder.
+        federation: as for `load`, of its runs.
+        model: as for `load`.
+        methods: the methods, again, that were passed as a MethodCard or factory; needed for their models only.
+        loss: as for `load`.
+        metrics: as for `load`.
+
+    Returns:
+        The comparison, with the runs that have evaluated a round, finished or not.
+
+    Example:
+        >>> import sparsona as sp
+        >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.1, out="runs/stored")
+        >>> sp.load_comparison("runs/stored").table() == both.table()
+        True
+    """
+    path, given, functions = Path(path), given_methods(methods), given_functions(loss, metrics)
+    missing = missing_in(path)
+    lost = {one.folder for one in missing}
+    folders = [(folder, values) for folder, values in read_comparison(path) if folder.name not in lost]
+    there = [(folder, values["method"]) for folder, values in folders if summaries.has_results(RunFolder.open(folder))]
+    runs = [load_run(folder, federation, model, given.get(name), functions) for folder, name in there]
+    return Comparison(path, runs, missing)
 
 
 def _compare(
@@ -575,7 +603,7 @@ def _compare(
         row, functions, observing = (
             rows[config.method],
             config.functions,
-            ObserverList([Titled(observers, shown[folder])]),
+            observers.titled(shown[folder]),
         )
         try:
             if (error := failures.get(folder)) is not None:
@@ -628,14 +656,15 @@ def play_in_processes(
     jobs: int,
     rows: Mapping[str, MethodCard] | None = None,
 ) -> dict[Path, BaseException]:
-    """All runs, each in a process; observers receive when one begins, what it has saved, and when it is over.
+    """All runs, each in a process; observers receive when one begins, what it has saved, and, when it is over, its
+    records.
 
     Args:
         planned: folder, options, and the method's own options if they were validated.
         titles: what observers call the run in a folder.
         federation: as for `compare`.
         model: as for `compare`.
-        observers: receive the progress.
+        observers: receive the progress and the records.
         jobs: runs at a time.
         rows: of the methods, by name, where some were passed from Python. None: all are installed.
 
@@ -644,8 +673,10 @@ def play_in_processes(
     """
     functions = {key: value for _, config, _ in planned for key, value in config.functions.items()}
     given = pack_given(federation, model, functions, rows or {})
-
     reported: dict[Path, ProgressUpdate] = {}
+    failures: dict[Path, BaseException] = {}
+    waiting = deque((folder, config) for folder, config, _ in planned if not _is_finished(folder))
+    running: dict[Future[None], tuple[Path, RunConfig]] = {}
 
     def report(folder: Path, config: RunConfig, doing: str = "in a process of its own", is_over: bool = False) -> None:
         found = _saved(folder, config, titles[folder], doing, is_over)
@@ -653,25 +684,41 @@ def play_in_processes(
             reported[folder] = found
             observers.on_progress(found)
 
-    with processes(jobs) as pool:
-        waiting, failures = deque(planned), dict[Path, BaseException]()
-        running: dict[Future[None], tuple[Path, RunConfig]] = {}
-        while waiting or running:
-            while waiting and len(running) < jobs:  # none waits inside the pool: what is reported has begun
-                folder, config, _ = waiting.popleft()
-                submitted = pool.submit(unless_stopped, _play_run, str(folder), config.model_dump(mode="json"), given)
-                running[submitted] = folder, config
-                report(folder, config)
-            for future in wait(running, PROGRESS_SECONDS, FIRST_COMPLETED).done:
-                folder, config = running.pop(future)
-                if isinstance(error := future.exception(), BrokenProcessPool):
-                    raise error
-                if error is not None:
-                    failures[folder] = error
-                report(folder, config, "" if error is None else "failed", is_over=True)
-            for folder, config in running.values():
-                report(folder, config)
+    with TemporaryDirectory(prefix="sparsona-") as kept:
+        records = {folder: Path(kept) / f"{place}.pickle" for place, (folder, _, _) in enumerate(planned)}
+        try:
+            with processes(jobs) as pool:
+                while waiting or running:
+                    while waiting and len(running) < jobs:  # none waits inside the pool: what is reported has begun
+                        folder, config = waiting.popleft()
+                        values = config.model_dump(mode="json")
+                        future = pool.submit(unless_stopped, _play_run, str(folder), values, given, records[folder])
+                        running[future] = folder, config
+                        report(folder, config)
+                    for future in wait(running, PROGRESS_SECONDS, FIRST_COMPLETED).done:
+                        folder, config = running.pop(future)
+                        if isinstance(error := future.exception(), BrokenProcessPool):
+                            raise error
+                        if error is not None:
+                            failures[folder] = error
+                        pass_on(records[folder], observers.of_records())
+                        report(folder, config, "" if error is None else "failed", is_over=True)
+                    for folder, config in running.values():
+                        report(folder, config)
+        except BaseException as error:
+            for path in records.values():  # of runs that were stopped with this one
+                try:
+                    pass_on(path, observers.of_records())
+                except Exception as other:
+                    error.add_note(f"an observer failed at the end, too: {other!r}")
+            raise
     return failures
+
+
+def _is_finished(folder: Path) -> bool:
+    with suppress(SparsonaError, OSError):  # damage is an error where the run is loaded
+        return (found := read_manifest(folder)) is not None and found.finished
+    return False
 
 
 def _saved(folder: Path, config: RunConfig, title: str, doing: str, is_over: bool) -> ProgressUpdate:
@@ -685,12 +732,13 @@ def _saved(folder: Path, config: RunConfig, title: str, doing: str, is_over: boo
     return ProgressUpdate(title, config.seed, completed, config.rounds, doing, seconds, is_over)
 
 
-def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:
-    """One run of a comparison, in a process."""
+def _play_run(path: str, values: dict[str, Any], given: bytes, records: Path) -> None:
+    """One run of a comparison, in a process; `records` is the file in which they are kept for observers."""
     import cloudpickle
 
     federation, model, functions, rows = cloudpickle.loads(given)
-    folder, config, observers = Path(path), validate(RunConfig, values, path).with_functions(functions), ObserverList()
+    folder, config = Path(path), validate(RunConfig, values, path).with_functions(functions)
+    observers = ObserverList([Keeper(records)])
     row = rows.get(config.method)
     if (folder / "config.json").exists():
         resume_run(folder, federation, model, observers, method=row, functions=functions)

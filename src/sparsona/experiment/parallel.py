@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +34,22 @@ class InThisProcess(Executor):
         return done
 
 
+class _Pool(ProcessPoolExecutor):
+    """Processes that do not import the script that started them: without `if __name__ == "__main__":` they would run it
+    again. What they need of it is sent to them (`pack_given`)."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        main = sys.modules["__main__"]
+        before = {name: getattr(main, name, None) for name in ("__file__", "__spec__")}
+        try:
+            for name in before:
+                setattr(main, name, None)  # by these a new process finds the script
+            return super().submit(function, *args, **options)
+        finally:
+            for name, value in before.items():
+                setattr(main, name, value)
+
+
 @contextmanager
 def processes(jobs: int) -> Iterator[Executor]:
     """A pool of `jobs` processes that share the processor's cores; for one job, this process.
@@ -43,7 +61,7 @@ def processes(jobs: int) -> Iterator[Executor]:
         return
     threads, others = max(1, (os.cpu_count() or 1) // jobs), set(multiprocessing.active_children())
     how = threads, parent_to_die_with()
-    with _safe_path(), ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, how) as pool:
+    with _safe_path(), _Pool(jobs, multiprocessing.get_context("spawn"), _begin, how) as pool:
         try:
             yield pool
         except BaseException as error:
@@ -127,7 +145,22 @@ def unless_stopped(function: Callable[..., Any], *args: Any) -> Any:
     if _is_stopped:
         raise KeyboardInterrupt
     _is_begun = True
-    return function(*args)
+    try:
+        return function(*args)
+    except Exception as error:
+        if _can_travel(error):
+            raise
+        text = f"{type(error).__name__}: {error}"
+        raise (MachineError(text) if is_of_machine(error) else SparsonaError(text)) from error
+
+
+def _can_travel(error: Exception) -> bool:
+    """Whether the process that waits for a job can read its error; a pool ends by one that cannot be read."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # of a class in the user's script, or one with several arguments
+        return False
+    return True
 
 
 def pack_given(*given: Any) -> bytes:
@@ -140,7 +173,7 @@ def pack_given(*given: Any) -> bytes:
         raise SparsonaError(
             f"data, model, methods or functions that cannot be sent to other processes: {error}",
             expected="objects that can be pickled, without open files, locks or the like",
-            hint="leave jobs out, so that runs follow one another in this process",
+            hint="jobs=1, so that runs follow one another in this process",
         ) from error
     return body
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sparsona.analysis import summary as summaries
 from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import human_bytes
+from sparsona.analysis.heard import divergence_note
 from sparsona.analysis.measure import measure_curve, measure_of_metric, metric_values
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError, unknown_name
@@ -89,6 +90,8 @@ class Run:
             more = [f"{name} {value:.1%}" for name, value in known.items() if value is not None] + more
         if (density := self.config["options"].get("density")) is not None:
             more.append(f"density {density:g}")
+        if (diverged := self.summary.get("diverged")) is not None:
+            more.append(divergence_note(diverged))
         if (stop := self.summary.get("early_stop")) is not None:
             more.append(early_stop_sentence(stop))
         return f"{printable(first, kept='')}\n  {printable(', '.join(more), kept='')}"

@@ -160,7 +160,7 @@ def play_all(
     if listen is not None:
         listen(0, total, "")
     with processes(jobs) as pool:
-        given = pack_given(federation, model, rows)
+        given = pack_given(federation, model, rows) if jobs > 1 else (federation, model, rows)
         running: dict[Future[Trial], Search] = {}
 
         def start(search: Search) -> None:
@@ -245,12 +245,12 @@ def _play_trial(
     number: int,
     where: str,
     limits: Mapping[int, float],
-    given: bytes,
+    given: Any,
 ) -> Trial:
-    """One trial, in a process of its own."""
+    """One trial; `given` is pickled for a process of its own."""
     import cloudpickle
 
-    federation, model, rows = cloudpickle.loads(given)
+    federation, model, rows = cloudpickle.loads(given) if isinstance(given, bytes) else given
     folder, row = Path(where), rows.get(name)
     try:
         if (folder / "config.json").exists():

@@ -19,7 +19,7 @@ from sparsona.analysis import summary as summaries
 from sparsona.analysis.privacy import accountant
 from sparsona.core import spec
 from sparsona.core.arguments import place, truth
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.targets import LOSSES, given_name
 from sparsona.core.task import Task
 from sparsona.core.torch_state import usual_torch
@@ -207,7 +207,8 @@ def describe_run(
         availability=None if context.plan.availability is None else context.plan.availability.digest,
         has_batch_statistics=task.moves_buffers,
         federation=federation.digest(),
-        client_digest=federation.client_digest() if federation.has_examples else "",
+        # Data sets of the catalog are stored in one order.
+        client_digest=federation.client_digest() if federation.has_examples and config.data not in SOURCES else "",
         layout=task.layout.digest.hex(),
         start=context.start_digest,
         ignores_capacity=ignores_capacity(context),
@@ -554,6 +555,8 @@ def given_functions(
 
 def given_methods(given: Iterable[MethodCard | Callable[..., Any]]) -> dict[str, MethodCard]:
     """Methods that are passed from Python, as rows by name. Runs are told apart by it, so each has another one."""
+    if isinstance(given, str | MethodCard) or not isinstance(given, Iterable):
+        raise SparsonaError(f"methods = {given!r}", expected="a list of methods", hint="methods=[mine]")
     found: dict[str, MethodCard] = {}
     for row in map(methods.as_card, given):
         if found.setdefault(row.name, row) != row:
@@ -565,15 +568,37 @@ def given_methods(given: Iterable[MethodCard | Callable[..., Any]]) -> dict[str,
     return found
 
 
+def find_rows(path: Path, names: Iterable[str], given: Mapping[str, MethodCard], call: str) -> dict[str, MethodCard]:
+    """The rows of a comparison's or search's methods, by name; those that were passed from Python must be passed again.
+
+    Args:
+        path: its folder.
+        names: of the methods.
+        given: those that are passed.
+        call: what is called to go on with it.
+    """
+    names = [*dict.fromkeys(names)]
+    found = {name: row for name in names if (row := given.get(name) or methods.find(name)) is not None}
+    if missing := ", ".join(name for name in names if name not in found):
+        raise _not_installed(path, missing, f"{call} with methods=[{missing}]")
+    if others := sorted(given.keys() - found.keys()):
+        raise unknown_name(f"method of '{path}'", others[0], names)
+    return found
+
+
+def _not_installed(path: Path, name: str, call: str) -> SparsonaError:
+    return SparsonaError(
+        f"'{path}' was made with {name}, which is not installed",
+        expected="the method again: it was passed from Python, or its package is not installed",
+        hint=f"call {call}, or install its package",
+    )
+
+
 def _find_row(folder: RunFolder, name: str, method: Any) -> MethodCard:
     """The row of a run's method, which must be passed again if it was passed from Python."""
     row = methods.find(name) if method is None else methods.as_card(method)
     if row is None:
-        raise SparsonaError(
-            f"'{folder.path}' is a run of '{name}', which is not installed",
-            expected="that method again: it was passed from Python, or its package is not installed",
-            hint=f"call sparsona.resume or sparsona.load with method={name}, or install its package",
-        )
+        raise _not_installed(folder.path, name, f"sparsona.resume or sparsona.load with method={name}")
     if row.name != name:
         raise SparsonaError(
             f"'{folder.path}' is a run of '{name}', not of '{row.name}'",
@@ -613,7 +638,9 @@ def _rebuild_context(
 
 def _is_data_of(facts: RunFacts, federation: Federation) -> bool:
     """Whether data is that of a run: the same examples in the same order, or at least the same on each client."""
-    return facts.federation == federation.digest() or facts.client_digest == federation.client_digest()
+    if facts.federation == federation.digest():
+        return True
+    return bool(facts.client_digest) and facts.client_digest == federation.client_digest()
 
 
 def _ended_after(folder: RunFolder) -> int | None:

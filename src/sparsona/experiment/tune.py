@@ -40,8 +40,9 @@ from sparsona.experiment.search import (
     written_options,
     written_value,
 )
-from sparsona.experiment.train import RUNS, given_methods, hint_resume, timestamp
+from sparsona.experiment.train import RUNS, find_rows, given_methods, hint_resume, timestamp
 from sparsona.methods import MethodCard
+from sparsona.runs.comparison import SEARCH_FILE
 from sparsona.runs.declaration import options_of
 from sparsona.runs.files import check_plain
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
@@ -264,9 +265,9 @@ def tune(
         or not all(isinstance(one, str | MethodCard) or callable(one) for one in names)
     ):
         raise SparsonaError(
-            f"methods to tune as a {type(names).__name__}",
+            "methods to tune that are no list of methods",
             expected="a list of rows of `sparsona methods`, or of methods of your own",
-            hint='tune(["fedavg"])',
+            hint='tune(["fedavg", mine]); options for one method follow a colon: "fedavg:momentum=0.9"',
         )
     rows = given_methods(one for one in names if not isinstance(one, str))
     written = [one if isinstance(one, str) else methods.as_card(one).name for one in names]
@@ -300,7 +301,7 @@ def tune(
         warn("every trial spends privacy of the same clients, and so does the choice: no epsilon counts that")
     path = place("out", out) if out is not None else RUNS / f"tune-{timestamp()}"
     make_empty_folder(path)
-    write_file(path / "tune.json", request)
+    write_file(path / SEARCH_FILE, request)
     with hint_resume(path), _locked(path):
         return _tune(path, request, rows, spaces, federation, model, jobs, listen, observers)
 
@@ -331,7 +332,7 @@ def resume_tuning(
         The finished search; the same as without the interruption.
     """
     path, rows = Path(path), given_methods(methods)
-    request = read_file(Request, path / "tune.json", "start the search again in another folder")
+    request = read_file(Request, path / SEARCH_FILE, "start the search again in another folder")
     if request.format != FORMAT:
         raise SparsonaError(f"'{path}' was written in format {request.format}", expected=f"format {FORMAT}")
     for what, value in (("federation", federation), ("model", model)):
@@ -341,22 +342,11 @@ def resume_tuning(
                 expected=f"that {what} again",
                 hint=f"call sparsona.experiment.tune.resume_tuning with {what}=",
             )
-    _check_installed(path, request.names, rows)
+    find_rows(path, [parse_method(one)[0] for one in request.names], rows, "sparsona.experiment.tune.resume_tuning")
     _check_optuna()
     with hint_resume(path), _locked(path):
         spaces = _spaces(request, rows)
         return _tune(path, request, rows, spaces, federation, model or request.model, jobs, listen, observers)
-
-
-def _check_installed(path: Path, names: Sequence[str], rows: Mapping[str, MethodCard]) -> None:
-    """Refuse a search of methods from Python that were not passed again."""
-    for name in (parse_method(one)[0] for one in names):
-        if name not in rows and methods.find(name) is None:
-            raise SparsonaError(
-                f"'{path}' searches options of '{name}', which is not installed",
-                expected="that method again: it was passed from Python, or its package is not installed",
-                hint=f"call sparsona.experiment.tune.resume_tuning with methods=[{name}], or install its package",
-            )
 
 
 def _row(name: str, rows: Mapping[str, MethodCard]) -> MethodCard:
@@ -452,7 +442,7 @@ def _spaces(request: Request, rows: Mapping[str, MethodCard]) -> dict[str, Space
     used: set[str] = set()
     known = set(OPTIONS).union(*(methods.factory(_row(name, rows))[1].model_fields for name in request.names))
     if unknown := sorted(set(request.options) - known):
-        raise methods.unknown_option(request.names, unknown[0], known)
+        raise methods.unknown_option([parse_method(name)[0] for name in request.names], unknown[0], known)
     for name in request.names:
         row = _row(name, rows)
         fields = methods.factory(row)[1].model_fields
@@ -465,7 +455,7 @@ def _spaces(request: Request, rows: Mapping[str, MethodCard]) -> dict[str, Space
                 used.add(key)
         found[name] = {key: values for key, values in space.items() if key not in fixed}
     if unused := sorted(set(request.search) - used):
-        raise methods.unknown_option(request.names, unused[0], known)
+        raise methods.unknown_option([parse_method(name)[0] for name in request.names], unused[0], known)
     if conditions := sorted(key for key in request.search if key in OPTIONS and OPTIONS[key].condition):
         raise SparsonaError(
             f"a search over {conditions[0]}",

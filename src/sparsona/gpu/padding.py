@@ -10,64 +10,89 @@ import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.losses import GivenLoss
 from sparsona.core.method import Phase, Tick, Work
+from sparsona.core.printable import warn_once
 from sparsona.core.round import Batch
-from sparsona.core.tree import leaves
+from sparsona.core.tree import leaves, map_leaves
 from sparsona.data.batches import in_order
 from sparsona.engine.context import ClientContext
 from sparsona.engine.turn import OpenTurn, take_step
 
 EXAMPLES = 32  # of one client, that are tried: half of them as examples, the others as padding
+NOISES = (0.0, 0.3, 1.0)  # relative to the entries that are trained: a loss may count some examples only
 SAME = 1e-3  # relative difference; what is added for an example of weight 0 is zero, so that rounding has no part in it
 
 
 class PaddingCheck:
-    """Tries each phase with a loss of the user's own once, before its first step; the run is the same as without.
+    """Tries each phase of a method from outside this package, before its first step; the run is the same as without.
 
     A plain mean over a batch counts padding. Nothing would show it but slightly worse models than `serial` gives.
     Losses of this package are tried in its tests and not in every run: on a GPU such steps would delay the first round.
     """
 
     def __init__(self, context: ClientContext) -> None:
-        self._context, self._is_given = context, isinstance(context.task.losses, GivenLoss)
+        self._context = context
         self._tried: set[Hashable] = set()
 
     def __call__(self, phase: Phase, turn: OpenTurn) -> None:
-        """Raise SparsonaError if the loss of a phase counts examples of weight 0.
+        """Raise SparsonaError if the loss of a phase counts examples of weight 0; warn if the run has begun with it.
 
         Args:
             phase: one that is run on padded batches.
             turn: a client's, about to begin that phase.
         """
-        is_ours = getattr(phase.loss, "__module__", "").startswith("sparsona.")
-        if is_ours and not self._is_given:
-            return
         what = (phase.loss, phase.trains, phase.batches_per_step)
         size = min(EXAMPLES, turn.train.num_examples, self._context.largest_batch)
-        if what in self._tried or size < 2:
+        if _is_ours(phase) or what in self._tried or size < 2:
             return
         self._tried.add(what)
-        whole, half = next(in_order(turn.train, size)), size // 2
-        others, again = [*range(size)], [place % half for place in range(size)]
-        try:
-            alone = _try(phase, turn.work, _padded(whole, others[:half], half))
-            filled, otherwise = (_try(phase, turn.work, _padded(whole, places, half)) for places in (others, again))
-        except Exception:  # on few examples; if it is wrong, the training that follows says how
+        whole = next(in_order(turn.train, size))
+        if not any(_counts_padding(phase, _with_noise(phase, turn.work, noise), whole) for noise in NOISES):
             return
-        # Not `alone` against `filled`: a gate whose scores tie may choose otherwise by rounding alone.
-        by_content = any(_distance(one, other) > SAME for one, other in zip(filled, otherwise, strict=True))
-        by_number = _distance(filled[1] * size, alone[1] * half) < SAME and bool(alone[1].any())
-        if by_content or by_number:
-            raise SparsonaError(
-                f"the loss of {self._context.method.name or 'a method'}'s phase '{phase.name}' counts the examples of "
-                "weight 0 that fill up batches",
-                expected="a mean weighted by batch.weight: task.mean_loss(outputs, batch), or (losses * "
-                "batch.weight).sum() / batch.weight.sum() in place of losses.mean(); of a function given as loss=, "
-                "a loss for each example that depends on that one alone",
-                hint="mixes_examples=True in the Phase if its loss cannot do without whole batches; "
-                "executor='serial' pads none",
-            )
+        wrong = (
+            f"the loss of {self._context.method.name or 'a method'}'s phase '{phase.name}' counts the examples of "
+            "weight 0 that fill up batches"
+        )
+        if turn.round.index:  # resumed, perhaps from a version that did not try: it ends as it began
+            warn_once(f"{wrong}: results are not those of executor='serial'")
+            return
+        raise SparsonaError(
+            wrong,
+            expected="a mean weighted by batch.weight: task.mean_loss(outputs, batch), or (losses * "
+            "batch.weight).sum() / batch.weight.sum() in place of losses.mean()",
+            hint="mixes_examples=True in the Phase if its loss cannot do without whole batches; "
+            "executor='serial' pads none",
+        )
+
+
+def _is_ours(phase: Phase) -> bool:
+    return (getattr(phase.loss, "__module__", None) or "").startswith("sparsona.")
+
+
+def _with_noise(phase: Phase, work: Work, noise: float) -> Work:
+    """The same with noise on what is trained."""
+    draw = torch.Generator().manual_seed(0)
+
+    def moved(_path: str, value: Tensor) -> Tensor:
+        drawn = torch.randn(value.shape, generator=draw).to(value)
+        return value + noise * value.square().mean().sqrt() * drawn
+
+    return replace(work, **{name: map_leaves(moved, getattr(work, name)) for name in phase.trains}) if noise else work
+
+
+def _counts_padding(phase: Phase, work: Work, whole: Batch) -> bool:
+    size = len(whole.targets)
+    half = size // 2
+    others, again = [*range(size)], [place % half for place in range(size)]
+    try:
+        alone = _try(phase, work, _padded(whole, others[:half], half))
+        filled, otherwise = (_try(phase, work, _padded(whole, places, half)) for places in (others, again))
+    except Exception:  # on few examples; if it is wrong, the training that follows says how
+        return False
+    # Not `alone` against `filled`: a gate whose scores tie may choose otherwise by rounding alone.
+    by_content = any(_distance(one, other) > SAME for one, other in zip(filled, otherwise, strict=True))
+    by_number = _distance(filled[1] * size, alone[1] * half) < SAME and bool(alone[1].any())
+    return by_content or by_number
 
 
 def _padded(batch: Batch, places: Sequence[int], count: int) -> Batch:

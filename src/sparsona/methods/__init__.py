@@ -69,11 +69,20 @@ def card(name: str) -> MethodCard:
     raise unknown_name("method", name, names())
 
 
+def option_owners() -> dict[str, list[str]]:
+    """The methods of this table that have an option of their own, by the option's name."""
+    owners: dict[str, list[str]] = {}
+    for name in METHODS:
+        for key in factory(name)[1].model_fields:
+            owners.setdefault(key, []).append(name)
+    return owners
+
+
 def unknown_option(names: Sequence[str], option: str, known: Iterable[str]) -> SparsonaError:
     """An error for an option that none of these methods has, which says what was probably meant, or who has it.
 
     Args:
-        names: of the methods.
+        names: of the methods' rows.
         option: what was given.
         known: the options that one of them has.
 
@@ -86,16 +95,15 @@ def unknown_option(names: Sequence[str], option: str, known: Iterable[str]) -> S
           expected: what `sparsona methods fedavg` lists
           hint:     did you mean 'num_models'? fedavg has none: it is an option of fedem
     """
-    who, known = ", ".join(names), set(known)
-    owners: dict[str, list[str]] = {}
-    for name in METHODS:
-        for key in factory(name)[1].model_fields:
-            owners.setdefault(key, []).append(name)
+    names = [*dict.fromkeys(names)]
+    who, known, owners = ", ".join(names), set(known), option_owners()
     near = nearest(option, sorted({*known, *owners}))
     hint = "" if near is None or near == option else f"did you mean '{near}'?"
     if near is not None and near not in known:
         lack = f"{who} has none" if len(names) == 1 else f"none of {who} has it"
         hint = f"{hint} {lack}: it is an option of {', '.join(owners[near])}".strip()
+    if find(names[0]) is None:  # it was passed from Python
+        return SparsonaError(f"unknown option of {who} '{option}'", expected=", ".join(sorted(known)), hint=hint)
     listed = f"what `sparsona methods {names[0] if len(names) == 1 else 'NAME'}` lists"
     return SparsonaError(f"unknown option of {who} '{option}'", expected=listed, hint=hint)
 

@@ -74,6 +74,9 @@ def live_page(path: Path) -> LivePage:
     return LivePage(render_report(views, status=state, missing=[*failed.values()]), is_final)
 
 
+IDLE = 15.0  # seconds after which a page that nobody asked for is too old to be shown first
+
+
 class Pages:
     """The page of a folder's runs: the last one that was made, at once, while a newer one is made behind it.
 
@@ -91,14 +94,19 @@ class Pages:
         self._made_at = 0.0
 
     def current(self) -> LivePage:
-        """The last page that was made; only the first is waited for."""
+        """The last page that was made; the first is waited for, and one after a time in which nobody asked."""
         with self._lock:  # several windows, one page
             folder = self._folder()
             state = (folder, last_change(folder))
             if self._page is None:
                 self._page, self._of, self._made_at = live_page(folder), state, time.monotonic()
-            is_due = state != self._of and time.monotonic() - self._made_at >= self._every
-            if is_due and not self._is_making:
+            age = time.monotonic() - self._made_at
+            is_due = state != self._of and age >= self._every and not self._is_making
+            if is_due and age >= IDLE:
+                with suppress(SparsonaError, OSError):
+                    self._page, self._of = live_page(folder), state
+                self._made_at = time.monotonic()
+            elif is_due:
                 self._is_making = True
                 threading.Thread(target=self._make, args=(folder, state), daemon=True).start()
             # While there is something newer, the page asks to be loaded again.

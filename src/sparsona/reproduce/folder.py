@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
+from sparsona.runs.comparison import REPRODUCTION_FILE
 from sparsona.runs.folder import reached, read_json
 from sparsona.runs.validation import validate
 
 State = Literal["done", "unfinished", "new"]
-FILE = "reproduction.json"
 ROOT = Path("runs") / "reproduce"
 
 
@@ -70,13 +70,13 @@ def run_state(folder: Path) -> State:
 
 def read_record(path: Path) -> Record:
     """The file of a folder."""
-    if not (path / FILE).is_file():
+    if not (path / REPRODUCTION_FILE).is_file():
         raise SparsonaError(
             f"'{path}' is not a reproduction",
-            expected=f"a folder made by `sparsona reproduce`, with a {FILE} inside",
+            expected=f"a folder made by `sparsona reproduce`, with a {REPRODUCTION_FILE} inside",
             hint="`sparsona reproduce` lists what can be reproduced",
         )
-    return validate(Record, read_json(path / FILE), f"'{path / FILE}'")
+    return validate(Record, read_json(path / REPRODUCTION_FILE), f"'{path / REPRODUCTION_FILE}'")
 
 
 def source_commit() -> str:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from sparsona.analysis.format import human_seconds
 from sparsona.report.page import Section, write_report
-from sparsona.reproduce.folder import FILE, default_path, read_record
+from sparsona.reproduce.folder import default_path, read_record
 from sparsona.reproduce.pictures import charts
 from sparsona.reproduce.recipe import PAPERS
 from sparsona.reproduce.rows import experiment_changes
+from sparsona.runs.comparison import REPRODUCTION_FILE
 
 if TYPE_CHECKING:
     from sparsona.reproduce.runner import Reproduction
@@ -60,7 +61,7 @@ def command(result: Reproduction) -> str:
 
 def _runs(result: Reproduction) -> list[dict[str, str]]:
     """Every finished run: what made it, and on what."""
-    commits = read_record(result.path).commits if (result.path / FILE).exists() else {}
+    commits = read_record(result.path).commits if (result.path / REPRODUCTION_FILE).exists() else {}
     found = []
     for row, runs in result.runs.items():
         for run in runs:

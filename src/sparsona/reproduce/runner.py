@@ -20,7 +20,7 @@ from sparsona.experiment.parallel import check_jobs
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import load, resume_run, start_run
 from sparsona.reproduce import recipe as recipes
-from sparsona.reproduce.folder import FILE, Record, State, default_path, own_name, read_record, run_state, source_commit
+from sparsona.reproduce.folder import Record, State, default_path, own_name, read_record, run_state, source_commit
 from sparsona.reproduce.measures import find, measures_time
 from sparsona.reproduce.pictures import text_of
 from sparsona.reproduce.recipe import Recipe
@@ -42,8 +42,9 @@ from sparsona.reproduce.rows import (
     with_needed,
 )
 from sparsona.reproduce.table import Cell, Known, aligned, cells, costs_of, lines
+from sparsona.runs.comparison import REPRODUCTION_FILE
 from sparsona.runs.folder import RunFolder, explain_disk_errors, read_json, warn, write_atomically
-from sparsona.runs.observers import ObserverList, Titled
+from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import CIRCUMSTANCES, RunConfig
 from sparsona.runs.validation import validate
 
@@ -311,7 +312,9 @@ def reproduce(
 def open_reproduction(path: str | Path) -> Reproduction:
     """The reproduction in a folder, as it was last asked for; nothing is trained."""
     record = read_record(Path(path))
-    recipe = record.recipe if record.own is None else validate(Recipe, record.own, f"'{Path(path) / FILE}'")
+    recipe = (
+        record.recipe if record.own is None else validate(Recipe, record.own, f"'{Path(path) / REPRODUCTION_FILE}'")
+    )
     return _plan(recipe, record.rows, record.seeds, record.scale, path, record.changes)
 
 
@@ -395,7 +398,7 @@ def _make_row(recipe: Recipe, row: str, options: Mapping[str, Any], scale: float
 
 def _check_folder(path: Path, record: Record) -> None:
     """Refuse a folder of another recipe or scale."""
-    if not (path / FILE).exists():
+    if not (path / REPRODUCTION_FILE).exists():
         return
     found = read_record(path)
     if (found.recipe, found.scale) != (record.recipe, record.scale):
@@ -456,7 +459,7 @@ def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
             else:
                 for one in ready:
                     try:
-                        _play_one(one, ObserverList([Titled(observers, one.row)]), Clock() if is_timed else OFF)
+                        _play_one(one, observers.titled(one.row), Clock() if is_timed else OFF)
                     except _FAILURES as error:
                         plan.failures[one.row, one.seed] = _said(error)
             for one in [one for one in left if (one.after, one.seed) in plan.failures]:
@@ -492,8 +495,8 @@ def _write_record(plan: Reproduction, left: Sequence[Planned]) -> None:
     """Note what was asked for, and which source each run was made with."""
     with explain_disk_errors(plan.path):
         plan.path.mkdir(parents=True, exist_ok=True)
-    made = read_record(plan.path).commits if (plan.path / FILE).exists() else {}
+    made = read_record(plan.path).commits if (plan.path / REPRODUCTION_FILE).exists() else {}
     commit = source_commit()
     made |= {one.folder.name: [*made.get(one.folder.name, []), commit] for one in left}
     plan.record = plan.record.model_copy(update={"commits": {key: sorted(set(value)) for key, value in made.items()}})
-    write_atomically(plan.path / FILE, (json.dumps(plan.record.model_dump(), indent=1) + "\n").encode())
+    write_atomically(plan.path / REPRODUCTION_FILE, (json.dumps(plan.record.model_dump(), indent=1) + "\n").encode())

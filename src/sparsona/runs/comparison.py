@@ -12,7 +12,7 @@ from sparsona.runs.files import check_plain, checksum, read_json, write_atomical
 from sparsona.runs.folder import RunFolder
 from sparsona.runs.stopping import MEASURES
 
-COMPARISON_FILE = "comparison.json"
+COMPARISON_FILE, SEARCH_FILE, REPRODUCTION_FILE = "comparison.json", "tune.json", "reproduction.json"
 _RESOLVED = {"clients", "novel", "model"}  # by the data, where a comparison leaves them open
 _CHOSEN = {"device", "executor", *MEASURES}  # by what is there when a run begins
 

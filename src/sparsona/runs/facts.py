@@ -262,9 +262,9 @@ class RunFacts:
 
 
 def same_data(one: RunFacts | WarmStartFacts, other: RunFacts | WarmStartFacts) -> bool:
-    """Whether the clients of two runs hold the same examples, in whatever order all of them are stored.
+    """Whether each client of two runs holds the same examples in the same order, wherever they are among all.
 
-    Runs of older versions have a digest of that order alone: of these, other orders are other data.
+    Runs of older versions, and of data sets of the catalog, have a digest of all examples in their order alone.
     """
     return one.federation == other.federation or bool(one.client_digest and one.client_digest == other.client_digest)
 

@@ -189,7 +189,7 @@ class RunFolder:
                 expected=f"a run, such as {inside[0]}" if inside else "a run",
                 hint="name one of its runs"
                 + (f": {', '.join(Path(one).name for one in inside)}" if inside else "")
-                + "; `report`, `table`, `verify` and `resume` take the comparison itself",
+                + "; `report`, `table`, `verify` and `resume` take the comparison itself, in Python load_comparison",
             )
         for name in (*STARTED, *ENDED, CONFIG_FILE, "lock"):
             check_plain(path / name)

@@ -11,13 +11,13 @@ from typing import Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.reading import expand
 from sparsona.core.spec import shorten
-from sparsona.runs.comparison import COMPARISON_FILE
+from sparsona.runs.comparison import COMPARISON_FILE, REPRODUCTION_FILE, SEARCH_FILE
 from sparsona.runs.failed import FailedRun, read_failed
 from sparsona.runs.files import read_file, read_json
 from sparsona.runs.folder import SUMMARY_FILE, is_used, parse_summary
 from sparsona.runs.manifest import find_manifest
 
-GROUPS = (COMPARISON_FILE, "tune.json", "reproduction.json")  # of folders that runs are in
+GROUPS = (COMPARISON_FILE, SEARCH_FILE, REPRODUCTION_FILE)  # in folders that runs are in
 
 
 def find_run(text: str | Path) -> Path:

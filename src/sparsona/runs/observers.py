@@ -366,15 +366,33 @@ def make_observer(text: str) -> object:
 
 
 class ObserverList:
-    """Several observers as one, in their order."""
+    """Several observers as one, in their order.
+
+    One with `is_live = True` shows what is under way: it has no use for the records of a run that is over.
+    """
 
     def __init__(self, observers: Iterable[object] = ()) -> None:
         if isinstance(observers, str):
             raise SparsonaError(
                 f"observers = '{observers}'", expected="a list of observers", hint=f"observers=['{observers}']"
             )
-        found = [make_observer(one) if isinstance(one, str) else one for one in observers]
-        self._receivers = {event: [_receiver(one, event) for one in found] for event in EVENTS}
+        self._observers = [make_observer(one) if isinstance(one, str) else one for one in observers]
+        self._receivers = {event: [_receiver(one, event) for one in self._observers] for event in EVENTS}
+
+    def of_records(self) -> ObserverList:
+        """Those that are to receive the records of a run when it is over: all but bars and the like."""
+        return ObserverList(one for one in self._observers if not getattr(one, "is_live", False))
+
+    def titled(self, title: str) -> ObserverList:
+        """The same with a title of one's own for what is under way."""
+
+        def change(receive: Callable[[Any], object]) -> Callable[[Any], object]:
+            return lambda progress: receive(replace(progress, title=title))
+
+        found = ObserverList()
+        found._observers = self._observers
+        found._receivers = {**self._receivers, "on_progress": [*map(change, self._receivers["on_progress"])]}
+        return found
 
     def on_start(self, start: RunStart) -> None:
         self._notify("on_start", start)
@@ -402,28 +420,6 @@ class ObserverList:
     def _notify(self, event: str, record: Record) -> None:
         for receive in self._receivers[event]:
             receive(record)
-
-
-class Titled:
-    """Passes records on to others, with a title of one's own for what is under way."""
-
-    def __init__(self, inner: ObserverList, title: str) -> None:
-        self._inner, self._title = inner, title
-
-    def on_progress(self, progress: ProgressUpdate) -> None:
-        self._inner.on_progress(replace(progress, title=self._title))
-
-    def on_start(self, start: RunStart) -> None:
-        self._inner.on_start(start)
-
-    def on_round(self, result: RoundResult) -> None:
-        self._inner.on_round(result)
-
-    def on_evaluation(self, result: EvaluationResult) -> None:
-        self._inner.on_evaluation(result)
-
-    def on_end(self, end: RunEnd) -> None:
-        self._inner.on_end(end)
 
 
 def _receiver(observer: Any, event: str) -> Callable[[Any], object]:

@@ -57,6 +57,8 @@ def shown_progress(
 class NotebookBar:
     """The observer that shows the progress of one run after another below a notebook's cell, a line for each."""
 
+    is_live = True
+
     def __init__(self, has_seeds: bool = False) -> None:
         self._has_seeds = has_seeds
         self._name, self._accuracy, self._doing = "", "", ""
@@ -108,6 +110,8 @@ class Bar:
     name and a number of rounds, one more bar counts the rounds of all runs, and bars of finished runs go.
     """
 
+    is_live = True
+
     def __init__(self, progress: Any, title: str | None, has_seeds: bool, total: tuple[str, int] | None = None) -> None:
         self._progress, self._title, self._has_seeds = progress, title, has_seeds
         self._tasks: dict[str, Any] = {}
@@ -133,11 +137,13 @@ class Bar:
     def on_progress(self, progress: ProgressUpdate) -> None:
         self._name = _name(progress, self._title, self._has_seeds)
         if self._name not in self._tasks:
+            if self._trials is not None:
+                self._progress.update(self._trials, doing="")  # it was fitted to a line without these bars
             self._tasks[self._name] = self._progress.add_task(
                 self._name, total=progress.rounds, completed=progress.completed, **_EMPTY, of="rounds"
             )
         if progress.is_over:
-            self._finish(progress.completed, progress.doing)
+            self._finish(progress.completed, progress.doing, progress.doing in ("", "stopped early"))
         else:
             self._show(progress.completed, doing=progress.doing)
 
@@ -150,16 +156,17 @@ class Bar:
             self._show(result.completed, accuracy=accuracy)
 
     def on_end(self, end: RunEnd) -> None:
-        self._finish(end.completed, "" if end.completed == end.rounds else str(end))
+        self._finish(end.completed, "" if end.completed == end.rounds else str(end), end.finished)
 
-    def _finish(self, completed: int, doing: str) -> None:
+    def _finish(self, completed: int, doing: str, is_finished: bool) -> None:
         """A run is over: its clock stands still, and the next run of that name has a bar of its own."""
         if self._name not in self._tasks:
             return
         self._show(completed, doing=doing)
         task = self._tasks.pop(self._name)
         self._progress.stop_task(task)
-        self._progress.update(task, total=completed)  # nothing is left of a run that stopped early
+        if is_finished:
+            self._progress.update(task, total=completed)  # nothing is left of a run that stopped early
         if self._all is not None:
             self._done += completed
             self._progress.remove_task(task)
@@ -211,6 +218,8 @@ class _RunOfLines:
 class Lines:
     """The observer that prints lines on stderr, for a log file: of each run one when it starts, one when it is over,
     and at most one a minute between. Its arguments are those of `Bar`."""
+
+    is_live = True
 
     def __init__(self, title: str | None, has_seeds: bool, total: tuple[str, int] | None = None) -> None:
         self._title, self._has_seeds, self._total = title, has_seeds, total

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import drafted_name
-from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison
+from sparsona.runs.comparison import COMPARISON_FILE, SEARCH_FILE, check_member, read_comparison
 from sparsona.runs.failed import NAME as FAILED
 from sparsona.runs.failed import check_failed
 from sparsona.runs.files import RESTORE, check_plain, read_file, read_json, without_checksum
@@ -35,7 +35,6 @@ from sparsona.runs.profile import NAME as PROFILE
 from sparsona.runs.profile import read_profile
 from sparsona.runs.records import NAME as RECORDS
 
-SEARCH_FILE = "tune.json"
 OTHERS = {"lock", GUESTS_FILE, SERVER_FILE, "report.html"}  # written by us, and no part of a run's result
 NO_CHECKSUM = "no checksum of it was written, as by older versions"
 FINISHED = "finished"
