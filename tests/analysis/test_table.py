@@ -12,7 +12,7 @@ from sparsona.analysis.answer import differing
 from sparsona.analysis.columns import COLUMNS, columns_for
 from sparsona.analysis.format import UNKNOWN, cut, human_bytes, human_flops, human_seconds, plural
 from sparsona.analysis.groups import group_views, pairs
-from sparsona.analysis.numbers import numbers, to_latex
+from sparsona.analysis.numbers import numbers, to_latex, to_markdown
 from sparsona.analysis.table import class_rows, differences, figures, notes, round_notes, rows, table
 from sparsona.analysis.view import RunView
 
@@ -160,8 +160,12 @@ def test_unequal_numbers_of_rounds_are_said(make_view: Callable[..., RunView]) -
     said = "Not all runs had the same number of rounds: FedAvg 30 and 34, FedSpa (DST) 34."
     assert round_notes(views) == notes(views)[:1] == [said]
     assert to_latex(views).startswith(f"% {said}\n")
-    matched = [dataclasses.replace(view, config={**view.config, "matched": {"by": "flops"}}) for view in views]
+    assert to_markdown(views).endswith(f" |\n\n{said}\n")
+    matched = [
+        dataclasses.replace(view, config={**view.config, "matched": {"by": "flops", "budget": None}}) for view in views
+    ]
     assert round_notes(matched) == []
+    assert to_markdown(matched).endswith(" |\n")
 
 
 def test_gaps_have_a_sign_and_their_spread_has_none(make_view: Callable[..., RunView]) -> None:

@@ -192,7 +192,7 @@ def escape_markdown(text: str) -> str:
 
 
 def to_markdown(views: Sequence[RunView], every: bool = False) -> str:
-    """The table as Markdown, the best of each column in bold.
+    """The table as Markdown, the best of each column in bold, and below it what must be known of the runs' rounds.
 
     Args:
         views: the runs.
@@ -207,7 +207,8 @@ def to_markdown(views: Sequence[RunView], every: bool = False) -> str:
         texts = [escape_markdown(cell.text) for cell in cells]
         shown = [f"**{text}**" if cell.best else text for text, cell in zip(texts, cells, strict=True)]
         lines.append([escape_markdown(row.label), *shown])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    said = [f"\n{escape_markdown(sentence)}\n" for sentence in round_notes(views)]
+    return "".join([*(f"| {' | '.join(line)} |\n" for line in lines), *said])
 
 
 def to_latex(views: Sequence[RunView], every: bool = False, caption: str = "", label: str = "") -> str:
