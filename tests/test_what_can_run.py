@@ -19,7 +19,17 @@ SECTION = "## What can run code"
 
 # Calls by their whole name, by the name's beginning, and by its end.
 WHOLE = {
-    *("eval", "exec", "compile", "__import__", "ProcessPoolExecutor", "entry_points", "point.load", "_Unpickler"),
+    *(
+        "eval",
+        "exec",
+        "compile",
+        "__import__",
+        "ProcessPoolExecutor",
+        "_Pool",
+        "entry_points",
+        "point.load",
+        "_Unpickler",
+    ),
     *(
         "np.load",
         "np.memmap.load",

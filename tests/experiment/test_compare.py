@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -310,6 +311,23 @@ def test_observers_receive_the_same_of_runs_in_processes(tmp_path):
 class FromAnotherModuleError(Exception):
     def __init__(self, one, other):
         super().__init__(f"{one}, {other}")
+
+
+@pytest.mark.long
+def test_records_of_processes_are_read_from_a_folder_of_their_own(tmp_path, monkeypatch):
+    """They are pickles: a run's folder may be from somebody else."""
+    modes, pass_on = [], comparisons.pass_on
+
+    def see(path: Path, observers: object) -> None:
+        modes.append(stat.S_IMODE(path.parent.stat().st_mode))
+        assert path.exists()
+        assert not path.is_relative_to(tmp_path)
+        pass_on(path, observers)
+
+    monkeypatch.setattr(comparisons, "pass_on", see)
+    options = {"clients": 4, "rounds": 1, "data_rate": 0.2, "executor": "serial", "progress": False}
+    comparisons.compare(["local"], seeds=2, jobs=2, out=tmp_path / "both", **options)
+    assert modes == [0o700, 0o700]
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from sparsona.reproduce import rows, runner
 from sparsona.reproduce.page import command
 from sparsona.reproduce.recipe import Recipe
 from sparsona.runs.comparison import REPRODUCTION_FILE
-from sparsona.runs.observers import RunStart
+from sparsona.runs.observers import ProgressUpdate, RunEnd, RunStart
 
 TINY = {"data": "digits", "data_rate": 0.2, "clients": 5, "per_round": 2, "rounds": 2, "executor": "serial"}
 VALUES = {
@@ -273,11 +273,11 @@ def test_what_was_stopped_is_resumed_by_the_same_command(forks, tmp_path, sign):
 
 @pytest.mark.long
 def test_runs_side_by_side_have_the_same_results(done, tmp_path):
-    titles = set()
-    both = runner.reproduce(
-        OWN, rows="A/*", out="x", jobs=2, observers=[lambda record: titles.add(getattr(record, "title", ""))]
-    )
-    assert titles == {"A/local", "A/fedavg", "A/tuned", "A/deep/letters"}
+    records = []
+    both = runner.reproduce(OWN, rows="A/*", out="x", jobs=2, observers=[records.append])
+    played = {"A/local", "A/fedavg", "A/tuned", "A/deep/letters"}
+    assert {record.title for record in records if isinstance(record, ProgressUpdate)} == played
+    assert len([record for record in records if isinstance(record, RunEnd)]) == len(played)
     for row, runs in both.runs.items():
         assert runs[0].summary["accuracy"] == done.runs[row][0].summary["accuracy"]
 

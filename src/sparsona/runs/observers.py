@@ -55,7 +55,7 @@ class ProgressUpdate:
         rounds: rounds planned.
         doing: the activity; empty when a start is over.
         seconds: since the run started.
-        is_over: whether the run is over. Only of one in a process of its own, of which there is no `RunEnd`.
+        is_over: whether the run is over. Only of one in a process of its own, of which bars receive no `RunEnd`.
 
     Example:
         >>> print(ProgressUpdate("FedAvg", 0, 0, 30, "reading digits", 0.0))

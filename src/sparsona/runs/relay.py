@@ -52,10 +52,7 @@ def pass_on(path: Path, observers: ObserverList) -> None:
         while True:
             try:
                 event, record = pickle.load(file)
-            except (
-                EOFError,
-                pickle.UnpicklingError,
-            ):  # the end, or a record that was being written by a killed process
+            except (EOFError, pickle.UnpicklingError):  # the end, or a record that a killed process was writing
                 break
             getattr(observers, event)(record)
     path.unlink()

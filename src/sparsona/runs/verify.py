@@ -84,7 +84,8 @@ class Verification:
         num = {state: sum(one.state == state for one in self.findings) for state in ("right", "wrong", "unknown")}
         if num["wrong"]:
             text = (
-                f"WRONG: {num['wrong']} of {len(self.findings)} files are not what was written, or do not belong here."
+                f"WRONG: {num['wrong']} of {len(self.findings)} files are missing, are not what was written, or do not"
+                " belong here."
             )
         elif num["unknown"]:
             text = f"nothing is wrong; {num['unknown']} of {len(self.findings)} files cannot be checked."
