@@ -37,19 +37,29 @@ class Rows:
     begins: tuple[tuple[int, int], ...]
     shared: tuple[tuple[int, tuple[Stretch, ...]], ...]
 
+    @property
+    def _lengths(self) -> list[int]:
+        """How many rows lie before a shared one, the shared one, and so on to the end. One split gives them all: its
+        backward pass is one concatenation, that of a slice fills and adds a tensor as large as the whole."""
+        lengths, done = [], 0
+        for row, _ in self.shared:
+            lengths += [row - done, 1]
+            done = row + 1
+        return [*lengths, self.weight.shape[0] - done]
+
     def expand(self, weight: Tensor) -> Tensor:
         """The weight with a row for each stretch: where rows begin, then the others. Slices alone: nothing is moved to
         a device while a step is captured."""
         import torch
 
-        flat = weight.flatten(1)
-        parts, others, done = [], [], 0
-        for row, stretches in self.shared:
-            alone = [_alone(flat[row], first, end) for first, end, _ in stretches]
-            parts += [flat[done:row], alone[0]]
+        pieces = iter(weight.flatten(1).split(self._lengths))  # type: ignore[no-untyped-call]
+        parts, others = [], []
+        for _, stretches in self.shared:
+            before, row = next(pieces), next(pieces)[0]
+            alone = [_alone(row, first, end) for first, end, _ in stretches]
+            parts += [before, alone[0]]
             others += alone[1:]
-            done = row + 1
-        whole = torch.cat([*parts, flat[done:], *others])
+        whole = torch.cat([*parts, *pieces, *others])
         return whole.view(len(whole), *weight.shape[1:])
 
     def scale(self, gates: Tensor, bias: Tensor | None, outputs: Tensor) -> Tensor:
@@ -65,16 +75,13 @@ class Rows:
         others = [block for _, stretches in self.shared for _, _, block in stretches[1:]]
         factors = [*self.begins, *((block, 1) for block in others)]
         outputs = outputs * along(_by_runs(gates, factors))
-        rows = self.weight.shape[0]
         if others:
-            begins, added = outputs.split([rows, len(others)], dim=dim)  # type: ignore[no-untyped-call]
-            parts, done, taken = [], 0, 0
-            for row, stretches in self.shared:
-                number = len(stretches) - 1
-                more = added.narrow(dim, taken, number).sum(dim, keepdim=True)
-                parts += [begins.narrow(dim, done, row - done), begins.narrow(dim, row, 1) + more]
-                done, taken = row + 1, taken + number
-            outputs = torch.cat([*parts, begins.narrow(dim, done, rows - done)], dim=dim)
+            more = [len(stretches) - 1 for _, stretches in self.shared]
+            pieces = outputs.split([*self._lengths, *more], dim=dim)  # type: ignore[no-untyped-call]
+            begins, added = pieces[: -len(more)], pieces[-len(more) :]
+            parts = list(begins)
+            parts[1::2] = [row + extra.sum(dim, keepdim=True) for row, extra in zip(begins[1::2], added, strict=True)]
+            outputs = torch.cat(parts, dim=dim)
         return outputs if bias is None else outputs + along(bias * _by_runs(gates, self.bias_blocks))
 
 
