@@ -135,8 +135,9 @@ def join(
 ) -> None:
     """Take part as a client in the run that FED.TOML describes. A client dials out and needs no open port.
 
-    Data, state and personal model stay on this machine: the server receives updates and the number of right test
-    examples. After a stop or a kill, the same command continues where it was.
+    Data and state stay on this machine: the server receives updates and the number of right test examples. If the
+    method keeps masks on the server (FedSpa), the server can compute this client's personal model.
+    After a stop or a kill, the same command continues where it was.
 
     \b
       sparsona join fed.toml --data arrays:mine.npz
