@@ -35,6 +35,21 @@ def test_random_graphs_change_by_round_and_by_seed():
     assert heard("ring", range(30), 0) == heard("ring", range(30), 1)
 
 
+@pytest.mark.parametrize(("num", "degree"), [(25, 4), (24, 5), (12, 11), (7, 6), (2, 1)])
+def test_bounded_neighbours_are_mutual(num, degree):
+    """The busiest node of DisPFL's text communicates with ten others in all, not with ten each way."""
+    for index in range(5):
+        found = heard(f"random:{degree}:bounded", range(num), index)
+        assert {len(others) for others in found.values()} == {degree}
+        assert all(client in found[other] for client, others in found.items() for other in others)
+
+
+def test_an_odd_number_of_peers_cannot_each_have_an_odd_number_of_neighbours():
+    with pytest.raises(SparsonaError, match="each link has two ends"):
+        heard("random:3:bounded", range(7))
+    assert len(heard("random:3", range(7))[0]) == 3
+
+
 def test_in_degree_is_exact_and_out_degree_is_so_only_where_bounded():
     free, bounded = Counter(), Counter()
     for index in range(20):

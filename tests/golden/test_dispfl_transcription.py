@@ -38,7 +38,10 @@ def everybody(k):
 
 # Options of the product; and the same in the transcription's words.
 VARIANTS = {
-    "paper": ({"preset": "paper", "initial_weights": "common"}, {"max_norm": math.inf}),
+    "paper": ({"preset": "paper"}, {"max_norm": math.inf}),
+    "paper, one start": ({"preset": "paper", "initial_weights": "common"}, {"max_norm": math.inf}),
+    "own starts, used masks": ({"initial_weights": "own", "divide_by": "used"}, {"divide_by": "used"}),
+    "own starts, some drop out": ({"initial_weights": "own", "drop_rate": 0.4, "graph": "random:3"}, {}),
     "authors": ({"preset": "authors"}, {"divide_by": "used", "regrowth": "random"}),
     "paper, ring, sparser": ({"graph": "ring", "density": 0.3}, {"neighbours": ring}),
     "paper, full, same masks": ({"graph": "full", "initial_masks": "same"}, {"neighbours": everybody}),
@@ -101,7 +104,7 @@ def transcribe(context, options, words):
     masks_0 = {k: {name: mask[name] for name in mask} for k in range(CLIENTS) for mask in [context.fresh_state(k).mask]}
     return list(
         paper.dispfl(
-            exact(context.params),
+            {k: exact(context.fresh_state(k).params) for k in range(CLIENTS)},
             masks_0,
             draws.heard,
             lambda t, k: draws.batches(t, k, "train", EPOCHS),

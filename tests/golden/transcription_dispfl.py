@@ -97,12 +97,12 @@ def dispfl(
     """Algorithm 1: yields (all w_{k,t+1}, all m_{k,t+1}, all m_{k,t}, a diary) after each round t.
 
     heard(t, k) are those whose models reach client k; batches(t, k) and probe(t, k) the data it meets; chance(t, k) a
-    random number for each position, by which masks regrow where chance decides. w_0 is common: a client starts with w_0
-    inside its mask.
+    random number for each position, by which masks regrow where chance decides. w_0 has the weights that each client
+    starts with, inside its mask; they are mixed in round 0, as those of later rounds are.
     """
     masks = {k: dict(mask) for k, mask in masks_0.items()}
     used = masks
-    weights = {k: {name: w_0[name] * masks[k][name] for name in w_0} for k in masks}
+    weights = {k: {name: w_0[k][name] * masks[k][name] for name in w_0[k]} for k in masks}
     for t in range(rounds):
         alpha = prune_rate(alpha_0, t, rounds if anneal_over is None else anneal_over)
         after, next_masks, diary = {}, {}, {}

@@ -11,17 +11,19 @@ import sparsona as sp
 
 pytestmark = pytest.mark.long
 
-METHODS = {
+CASES = {
     "dispfl": {"graph": "random:2", "drop_rate": 0.2, "sampler": "round-robin", "per_round": 3},
+    "dispfl, own starts": {"graph": "ring", "drop_rate": 0.2, "initial_weights": "own", "points": ["trained"]},
     "dpsgd": {"graph": "ring", "points": ["received", "consensus"], "availability": "diurnal:3:0.7"},
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_peers_give_the_simulators_bits(method, tmp_path):
+@pytest.mark.parametrize("case", CASES)
+def test_peers_give_the_simulators_bits(case, tmp_path):
     """Two seeds that listen, and two peers that only dial."""
     addresses, errors = tuple(free_addresses(2)), []
-    made = make(tmp_path, method, 4, addresses=addresses, rounds=3, **METHODS[method])
+    method = case.partition(",")[0]
+    made = make(tmp_path, method, 4, addresses=addresses, rounds=3, **CASES[case])
 
     def play(index):
         own = {"key": made.key_path(index), "vault": tmp_path / f"peers/{index}", "device": "cpu"}

@@ -235,11 +235,15 @@ class PeerHalf:
             which round it was made.
         mask: `mask(state)` returns the mask of the peer's next model, outside of which what arrives is cut away, and
             which a message with support KNOWN assumes; None: it has all entries.
+        first: `first(params, client, seeds, round)` returns the message of a peer that has not trained, with `round`
+            bound to it and the arguments of `init_client`. Neighbours mix it in the first round. It follows from the
+            seed, so that they make it themselves and nothing is sent. None: nothing is mixed in the first round.
     """
 
     wants: Callable[[State, Round, tuple[int, ...]], tuple[int, ...]] | None = None
     consensus: Callable[[Inbox, Round], Tree] | None = None
     mask: Callable[[State], Tree] | None = None
+    first: Callable[[Tree, Client, Seeds, Round], Update] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -235,11 +235,14 @@ def with_transforms(method: Method, chain: Chain) -> Method:
     def open_message(inbox: Inbox) -> Inbox:
         return (receive(down if method.peer is None else up, update) for update in inbox)
 
-    def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> TransformedState:
-        state = method.init_client(params, buffers, client, seeds)
+    def fresh_memory(params: Tree, client: Client, seeds: Seeds) -> tuple[Memory, ...]:
         # The parts of a message do not depend on the round.
         sent = method.cost(params.layout, client, Round(0, 1, 1.0, 1, seeds)).up
-        return TransformedState(state, init_memory(up, sent or ()))
+        return init_memory(up, sent or ())
+
+    def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> TransformedState:
+        state = method.init_client(params, buffers, client, seeds)
+        return TransformedState(state, fresh_memory(params, client, seeds))
 
     def receive_work(state: TransformedState, inbox: Inbox, probe: Probe, round_: Round) -> Work:
         return method.receive(state.state, open_message(inbox), probe, round_)
@@ -264,7 +267,7 @@ def with_transforms(method: Method, chain: Chain) -> Method:
         finish=finish,
         cost=cost,
         server=None if method.server is None else _server_half(method.server, up, down),
-        peer=None if method.peer is None else _peer_half(method.peer, up),
+        peer=None if method.peer is None else _peer_half(method.peer, up, fresh_memory),
         trait=None if trait is None else _of_state(trait),
         other_traits={name: _of_state(other) for name, other in method.other_traits.items()},
     )
@@ -302,8 +305,14 @@ def _server_half(half: ServerHalf, up: Chain, down: Chain) -> ServerHalf:
     return replace(half, add=add, reply=reply)
 
 
-def _peer_half(half: PeerHalf, up: Chain) -> PeerHalf:
-    wants, consensus, mask = half.wants, half.consensus, half.mask
+def _peer_half(
+    half: PeerHalf, up: Chain, fresh_memory: Callable[[Tree, Client, Seeds], tuple[Memory, ...]]
+) -> PeerHalf:
+    wants, consensus, mask, first = half.wants, half.consensus, half.mask, half.first
+
+    def first_message(params: Tree, client: Client, seeds: Seeds, round_: Round) -> Update:
+        assert first is not None
+        return send(up, first(params, client, seeds, round_), fresh_memory(params, client, seeds), round_)[0]
 
     def consensus_model(inbox: Inbox, round_: Round) -> Tree:
         assert consensus is not None
@@ -314,6 +323,7 @@ def _peer_half(half: PeerHalf, up: Chain) -> PeerHalf:
         wants=None if wants is None else lambda state, round_, available: wants(state.state, round_, available),
         consensus=None if consensus is None else consensus_model,
         mask=None if mask is None else lambda state: mask(state.state),
+        first=None if first is None else first_message,
     )
 
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from sparsona.core.method import Client, Method, State, Tree
+from sparsona.core.method import Client, Method, Round, State, Tree, Update
 from sparsona.core.task import Task
 from sparsona.core.tree import loaded, map_parts
 from sparsona.data.federation import Federation
@@ -85,6 +85,21 @@ class ServerContext:
     @property
     def device(self) -> torch.device:
         return self.place.device
+
+    def first_message(self, client: int, round_: Round) -> Update:
+        """A peer's message before any training, for methods that mix one.
+
+        Args:
+            client: the index of the peer.
+            round_: the first round.
+
+        Returns:
+            The message, which follows from the seed.
+        """
+        assert self.method.peer is not None
+        assert self.method.peer.first is not None
+        card = self.clients[client]
+        return self.method.peer.first(self.params, card, self.plan.seeds.of(client), round_.on(card))
 
     @classmethod
     def make(

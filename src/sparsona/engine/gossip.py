@@ -51,9 +51,10 @@ class Gossip:
     """Runs rounds among peers, as Star does with a server. It passes messages on, without any peer's data or State.
 
     Synchronous: in round t every peer mixes messages of earlier rounds, the last one of each neighbour. A peer that has
-    made none yet sends none. A peer that is not sampled neither mixes nor trains, but its last message can still be
-    sent. A peer that drops out of a round neither sends nor receives in it: it trains its own model, and its neighbours
-    mix the messages that arrived.
+    made none yet sends none; where a method has first messages (`PeerHalf.first`), which follow from the seed and are
+    not sent, peers mix their neighbours' in the first round. A peer that is not sampled neither mixes nor trains, but
+    its last message can still be sent. A peer that drops out of a round neither sends nor receives in it: it trains its
+    own model, and its neighbours mix the messages that arrived.
 
     Args:
         context: the side without data.
@@ -65,6 +66,7 @@ class Gossip:
     def __init__(self, context: ServerContext, clients: Clients, here: Collection[int] | None = None) -> None:
         self.context, self.clients, self._here = context, clients, here
         self._loaded: dict[int, Update] = {}
+        self._firsts: dict[int, Message] = {}
         self._norms: dict[int, tuple[Message, float]] = {}
         self._num_unpacked = 0
 
@@ -127,12 +129,15 @@ class Gossip:
         graph: Graph | None = None,
     ) -> _Deliveries:
         """Who sends to whom; every copy of a message is charged to its sender and to its receiver."""
-        delivered, members, sizes = _Deliveries(), members_of(self.context), {}
+        delivered, members = _Deliveries(), members_of(self.context)
+        sizes: dict[int, tuple[int, int]] = {}
         self._unload()
         for client in receivers:
             found = senders_of(self.context, clients, members, population, client, round_, graph)
             delivered.senders[client] = tuple(sender for sender in found if sender not in dropped)
             for sender in delivered.senders[client]:
+                if sender not in population.messages:
+                    continue  # its first message, which the receiver makes itself
                 if sender not in sizes:
                     sizes[sender] = _sizes(population.messages[sender])
                 size, paper = sizes[sender]
@@ -150,7 +155,7 @@ class Gossip:
     def _leave_out(self, delivered: _Deliveries, client: int, population: Population) -> None:
         """Leave out what a receiver does not mix: messages far larger than the others that it has, its own included."""
         found, norms = delivered.senders[client], Range(self._factor)
-        if norms.factor is None or not found:
+        if norms.factor is None or not population.messages.keys() & set(found):
             return
         have = [peer for peer in (*found, client) if population.messages.get(peer)]
         values = {peer: self._norm(peer, population.messages[peer]) for peer in have}
@@ -181,8 +186,18 @@ class Gossip:
     ) -> Job:
         found = delivered.senders.get(client, ())
         with self.context.clock.measure("reply"):
-            messages = tuple(self._readable(sender, population.messages[sender]) for sender in found)
+            messages = tuple(
+                self._readable(sender, population.messages.get(sender) or self._first(sender, round_))
+                for sender in found
+            )
         return Job(do, client, round_, messages, points=points, shared_model=model, epochs=epochs)
+
+    def _first(self, sender: int, round_: Round) -> Message:
+        """The first message of a peer, made once for all receivers."""
+        if sender not in self._firsts:
+            update = self.context.first_message(sender, round_)
+            self._firsts[sender] = encode(update) if self.clients.encodes else update
+        return self._firsts[sender]
 
     def _readable(self, sender: int, message: Message) -> Message:
         """A message in the form that the clients' side reads; converted once for all receivers."""
@@ -199,6 +214,7 @@ class Gossip:
     def _unload(self) -> None:
         """Drop the loaded messages, at the end of a round or an evaluation."""
         self._loaded.clear()
+        self._firsts.clear()
         self._num_unpacked = 0
 
     def evaluation_job(self, population: Population, client: int, round_: Round) -> Job:
@@ -337,7 +353,7 @@ def senders_of(
     graph: Graph | None = None,
 ) -> tuple[int, ...]:
     """Who sends to a client in this round: its neighbours in `graph` if that is given, otherwise those in the plan's
-    graph, or the peers it requests; in any case those of them that have a message."""
+    graph, or the peers it requests; in any case those of them that have a message, if only a first one."""
     half = context.method.peer
     if graph is None and half is not None and half.wants is not None:
         available = tuple(sorted(peer for peer in population.messages if peer != client))
@@ -345,6 +361,8 @@ def senders_of(
         if wanted is not None:
             return tuple(sorted(set(wanted) & set(available)))
     found = senders(graph or graph_of(context), members, client, round_.seeds)
+    if half is not None and half.first is not None and round_.index == 0:
+        return tuple(found)
     return tuple(sender for sender in found if sender in population.messages)
 
 

@@ -126,7 +126,7 @@ def _read_random(found: Spec, num_clients: int) -> Graph | None:
 
 def _random_places(graph: Graph, num: int, own: int, seeds: Seeds) -> Iterable[int]:
     if graph.bounded:
-        # Neighbours at random distances on a circle in random order: distances are different, and none is 0.
+        # Neighbours at random distances on a circle in random order, both ways: whom a peer receives from, it sends to.
         order, distances = _circle(num, _random_degree(graph, num), seeds.shared("graph"))
         where = order.index(own)
         return {order[(where + distance) % num] for distance in distances}
@@ -144,6 +144,12 @@ def _check_random(graph: Graph, members: Sequence[int]) -> None:
             f"a graph in which each of {num} peers receives from {graph.degree} others",
             expected=f"at most {num - 1}",
             hint=f"--graph random:{min(USUAL_DEGREE, num - 1)}, or --graph full",
+        )
+    if graph.bounded and _random_degree(graph, num) * num % 2:
+        raise SparsonaError(
+            f"a graph in which each of {num} peers has {graph.degree} neighbours, all of them mutual",
+            expected="an even number of neighbours, or of peers: each link has two ends",
+            hint=f"--graph random:{graph.degree}, or --graph random:{_random_degree(graph, num) - 1 or 2}:bounded",
         )
 
 
@@ -207,11 +213,13 @@ def _draw(num: int, count: int, seeds: Seeds) -> list[int]:
 
 @lru_cache(maxsize=4)  # called for each peer of a round
 def _circle(num: int, degree: int, seed: int) -> tuple[list[int], list[int]]:
+    """An order of the peers, and the distances of neighbours in it: each both ways; half the circle for an odd one."""
     import torch
 
     random = generator(seed)
     order = torch.randperm(num, generator=random).tolist()
-    return order, (1 + torch.randperm(num - 1, generator=random)[:degree]).tolist()
+    near = (1 + torch.randperm((num - 1) // 2, generator=random)[: degree // 2]).tolist()
+    return order, [*near, *(-distance for distance in near), *[num // 2] * (degree % 2)]
 
 
 def _read_file(found: Spec, num_clients: int) -> Graph | None:
@@ -298,7 +306,7 @@ KINDS = {
     "random": Kind(
         {
             "random:N": "each receives from N others, drawn every round; how many receive from it is random",
-            "random:N:bounded": "the same, and each sends to N others: no peer is busier than the rest",
+            "random:N:bounded": "each has N neighbours, drawn every round, whom it sends to and receives from",
         },
         _read_random,
         _random_places,

@@ -17,16 +17,16 @@ is inside its own mask of that (`received`); training in it (`trained`); then th
 - The graph: in the text no peer has more than ten neighbours; in the code each draws ten, and any number may draw it.
 - Clipping: the code clips gradients at a norm of 10, the text has no word of it.
 - The data: the scripts share all of it by Dirichlet 0.3, the text CIFAR-100 and Tiny by 0.2; 500 rounds, Tiny 300.
-- First weights: Algorithm 1 draws each peer's (`initial_weights="own"`); in the code all start from the same ones, cut
-  down by their masks.
+- First weights: Algorithm 1 draws each peer's (`initial_weights="own"`), and neighbours mix them in the first round;
+  they follow from the seed, so that nothing is sent for it. In the code all start from the same ones, cut down by
+  their masks, and mixing them would change nothing.
 The result is `trained`, which Algorithm 1 puts out, and not `received`, which is mixed once more. Both draw a mask for
 each client; `initial_masks="same"` is the family's other choice. The text does not say what share is pruned at first;
 0.5 is the code's.
 
-Differences from the text in both: the cosine ends after T rounds (with the code; the text has no formula). Nothing is
-mixed in the first round, where Algorithm 1 mixes the models that peers start from. A peer that never trained (novel, or
-not sampled yet) only receives: its initial weights hold no knowledge. Tensors that ERK makes dense are left alone: all
-they could regrow is what they pruned.
+Differences from the text in both: the cosine ends after T rounds (with the code; the text has no formula). After the
+first round a peer that never trained (novel, or not sampled yet) only receives: its initial weights hold no knowledge.
+Tensors that ERK makes dense are left alone: all they could regrow is what they pruned.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ from sparsona.core.method import (
     masked,
     message,
 )
+from sparsona.core.update import Part
 from sparsona.learning.mask_options import MaskSearchOptions
 from sparsona.learning.means import count_mean
 from sparsona.learning.optimizer import Memory, make_optimizer, mask_memory
@@ -101,7 +102,7 @@ class DisPFLWork:
 
 def dispfl(task: Task, config: DisPFLConfig) -> Method:
     """Peers without a server, each with an evolving mask of its own."""
-    by_new = config.divide_by == "new"
+    by_new, has_own_weights = config.divide_by == "new", config.initial_weights == "own"
     optimizer = make_optimizer(config)
     phase = training_phase(  # Algorithm 1 lines 9 to 13
         task,
@@ -117,20 +118,32 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
     def cut_down(params: Tree, mask: Tree) -> Tree:
         return params.like(params.flat.where(mask.flat.to(params.device), params.flat.new_zeros(())))
 
-    def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> DisPFLState:  # Algorithm 1 line 2
+    def start(params: Tree, client: Client, seeds: Seeds) -> tuple[Tree, Tree]:  # Algorithm 1 line 2
         mask = initial_mask(params.layout, client, seeds, config)
-        if config.initial_weights == "own":
+        if has_own_weights:
             params = params.like(task.init(seeds.of(client.index).own("model"))[0].flat.to(params.device))
-        memory = optimizer.first(params)
-        return DisPFLState(cut_down(params, mask), empty_mask(params.layout), mask, buffers, memory)
+        return cut_down(params, mask), mask
+
+    def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> DisPFLState:
+        params, mask = start(params, client, seeds)
+        return DisPFLState(params, empty_mask(params.layout), mask, buffers, optimizer.first(params))
+
+    def model_parts(params: Tree, used: Tree, mask: Tree) -> dict[str, Part]:
+        parts = {"model": masked(params, used, Support.BITS)}
+        return {**parts, "mask": dense(mask)} if by_new else parts
+
+    def first(params: Tree, client: Client, seeds: Seeds, round_: Round) -> Update:
+        params, mask = start(params, client, seeds)
+        return message(round_, model_parts(params, mask, mask))
 
     def receive(state: DisPFLState, inbox: Inbox, probe: Probe, round_: Round) -> DisPFLWork:
         received = tuple(inbox)
+        used = state.mask if has_own_weights and round_.index == 0 else state.used  # where it has what others mix, too
 
         def models() -> Iterator[tuple[Tree, Tree]]:
-            has_trained = state.used.flat.any()  # a number to multiply by: reading its value would wait for the GPU
-            own = state.mask if by_new else state.used
-            yield tree.scale(state.params, has_trained), own.like(own.flat & has_trained)
+            has_model = used.flat.any()  # a number to multiply by: reading its value would wait for the GPU
+            own = state.mask if by_new else used
+            yield tree.scale(state.params, has_model), own.like(own.flat & has_model)
             for update in received:
                 part = update.parts["model"]
                 assert part.mask is not None
@@ -145,10 +158,8 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
     def finish(
         state: DisPFLState, work: DisPFLWork, inbox: Inbox, probe: Probe, round_: Round
     ) -> tuple[DisPFLState, Update]:
-        parts = {"model": masked(work.params, state.mask, Support.BITS)}
         mask = next_mask(task, work.params, work.buffers, state.mask, probe, round_, config)  # Algorithm 2
-        if by_new:
-            parts["mask"] = dense(mask)
+        parts = model_parts(work.params, state.mask, mask)
         memory = mask_memory(optimizer.end(work.memory), mask)  # regrown entries start without momentum
         return DisPFLState(work.params, state.mask, mask, work.buffers, memory), message(round_, parts)
 
@@ -194,7 +205,7 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
         cost=cost,
         deploy=plain_weights,
         tune=phase,
-        peer=PeerHalf(consensus=consensus, mask=lambda state: state.mask),
+        peer=PeerHalf(consensus=consensus, mask=lambda state: state.mask, first=first if has_own_weights else None),
         trait=lambda state: state.mask,
         annealed=("prune_rate",),
     )
