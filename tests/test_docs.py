@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -98,6 +99,24 @@ def test_shell_commands_exist():
             command = command.commands[words[0]]
         known = {option for parameter in command.get_params(click.Context(command)) for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known, line
+
+
+def test_the_map_of_the_source_lists_rooms_as_the_import_rules_order_them():
+    text = (ROOT / "docs" / "one-round.md").read_text()
+    listed = re.findall(r"^\| ([a-z]+)/ \|", text[text.index("## Rooms") :], re.MULTILINE)
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(rule["layers"] for rule in rules if rule["type"] == "layers")
+    place = {room: -index for index, layer in enumerate(layers) for room in layer.split(" | ")}
+    assert sorted(listed) == sorted(place)
+    assert [place[room] for room in listed] == sorted(place.values())
+
+
+def test_readme_names_every_method():
+    from sparsona import methods
+
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("| family | methods |") : text.index("`sparsona methods` says")]
+    assert sorted(re.findall(r"`([\w-]+)`", table)) == sorted(methods.METHODS)
 
 
 @pytest.mark.slow
