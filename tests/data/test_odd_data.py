@@ -10,8 +10,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Subse
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
-from sparsona.data.federate import federate
+from sparsona.core.printable import warn_once
+from sparsona.data.federate import federate, share_out
 from sparsona.data.federation import Federation
+from sparsona.data.pool import Pool
+from sparsona.data.split_plan import SplitPlan
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((24, 3)).astype(np.float32), np.arange(24) % 3
@@ -216,7 +219,7 @@ def test_gaps_are_said_to_be_whose():
         federate({"a": x * 0 == 0, "b": x}, Y, owners=names)
     y[[8, 9]] = np.nan
     with pytest.raises(SparsonaError, match="y holds NaN or infinity in 2 of 24 examples, of owner p04, the first is"):
-        federate(x[:, :0].sum(1), y, owners=names, task="regression")
+        federate(X, y, owners=names, task="regression")
     for wrong in (names[:5], [-1] * 24):  # of whom, is not known
         with pytest.raises(SparsonaError, match="in 3 of 24 examples, the first is example 5"):
             federate(x, Y, owners=wrong)
@@ -303,6 +306,10 @@ REFUSED = {
     "object columns": (
         [Frame(a=X[:, 0].tolist(), sex=Series(["f", "m"] * 12, np.dtype(object)), y=Y.tolist())],
         r"columns that are no numbers: 'sex' \(object\)(.|\n)*pandas.get_dummies\(frame, columns=\['sex'\]\)",
+    ),
+    "x and y swapped": (
+        two(Y, X),
+        r"client north: x has shape \(12,\): an example is a single number(.|\n)*x and y may be swapped",
     ),
     "a number": ([3], "client 0: a int in place of examples"),
     "three arrays": ([(X, Y, X)], "client 0 has 3 arrays"),
@@ -407,3 +414,90 @@ def test_a_dict_given_to_federate_is_clients():
     one, other = sp.federate(two(X, NAMES[Y])), Federation.from_clients(two(X, NAMES[Y]))
     assert one.digest() == other.digest()
     assert one.client_names == ("north", "south")
+
+
+def test_labels_that_may_be_quantities(capsys):
+    """Eighty ages of 900 people are hardly classes; a hundred classes of 2,000 pictures are."""
+    rng = np.random.default_rng(0)
+    ages = np.arange(900) % 80
+    x = rng.random((2000, 2))
+    said = (
+        'warning: 80 classes in 900 examples: if these are quantities, such as ages, use task="regression" (in a shell '
+    )
+    for make in (
+        lambda y, **options: federate(x[: len(y)], y, clients=3, partition="iid", **options),
+        lambda y, **options: Federation.from_clients([(x[: len(y)], y)], **options),
+    ):
+        warn_once.cache_clear()
+        for _ in range(2):  # said once
+            assert make(ages).num_classes == 80
+        assert capsys.readouterr().err.startswith(said + '--set task=regression); task="classification" says')
+        assert make(ages, task="regression").is_regression
+        for y, options in (
+            (ages, {"task": "classification"}),
+            (ages, {"num_classes": 80}),
+            (ages, {"class_names": [f"c{n}" for n in range(80)]}),
+            (np.array([f"c{age}" for age in ages]), {}),
+            (np.arange(2000) % 100, {}),
+            (np.arange(100) % 25, {}),
+        ):
+            make(y, **options)
+        assert capsys.readouterr().err == ""
+    for y in (ages * 2, ages + 1, ages - 40):
+        with pytest.raises(SparsonaError) as caught:
+            federate(x[:900], y, clients=3)
+        assert caught.value.hint.startswith(
+            'task="regression" (in a shell --set task=regression) if they are quantities'
+        )
+    with pytest.raises(SparsonaError) as caught:
+        federate(X, Y * 2, clients=3)
+    assert caught.value.hint.startswith("number the classes without gaps")
+    assert 'task="regression"' in caught.value.hint
+
+
+def test_values_of_examples_are_in_no_error():
+    """Labels may be people's: how many and of what kind they are is enough."""
+    values = [41.5, 43.0, 47.25] * 8
+    objects = np.array([43.0, None, "47"] * 8, dtype=object)
+    for arguments, options, said in (
+        ((X, np.array(values)), {"task": "classification"}, "labels of type float64: 16 of 24 are not whole"),
+        ((X, np.array([43.0, 47.0] * 12)), {}, "labels of type float64: all 24 are whole"),
+        ((X, objects), {}, "labels of type object: NoneType, float, str\n"),
+        ((X, np.arange(41, 65)), {"num_classes": 3}, r"labels from 41 to 64 are outside the range"),
+        ((X, Y), {"owners": values}, r"owners are float64 of shape \(24,\): 16 of 24 are not whole"),
+        ((X, Y), {"owners": objects}, r"owners are object of shape \(24,\): NoneType, float, str"),
+    ):
+        with pytest.raises(SparsonaError, match=said) as caught:
+            federate(*arguments, clients=2, **options)
+        assert not any(value in str(caught.value) for value in ("43", "47", "41.5"))
+
+
+def test_how_test_examples_were_chosen():
+    split, given = (X, Y), {"train": (X, Y), "test": (X, Y)}
+    for clients, expected in (
+        ([split, split], "split"),
+        ([given, (X, Y, X, Y)], "given"),
+        ([split, given], "given, for some clients split"),
+        ([given, {"train": split}], "given"),
+    ):
+        federation = Federation.from_clients(clients)
+        assert federation.tested_on == expected
+        assert f"test examples: {expected}<" in federation._repr_html_()
+
+
+def test_one_class_is_no_result(capsys):
+    for place, make in enumerate(
+        (
+            lambda name: federate(X, Y * 0, clients=2, partition="iid", name=name),
+            lambda name: Federation.from_clients([(X, ["walking"] * 24)], name=name),
+            lambda name: share_out(
+                Pool(name, X, Y * 0, 1), SplitPlan(clients=2, partition="iid")
+            ),  # a folder of one class
+        )
+    ):
+        make(f"mine{place}")
+        said = f"warning: mine{place}: all examples are of one class, so that every model has an accuracy of 100%\n"
+        assert capsys.readouterr().err == said
+    federate(X, X[:, 0], clients=2, partition="iid")
+    federate(X, Y * 0, clients=2, partition="iid", task="binary")
+    assert capsys.readouterr().err == ""

@@ -155,7 +155,7 @@ def federate(
     validate.check_lengths(x, y)
     if not len(x):
         raise SparsonaError("no examples", expected="at least one row in x and y")
-    num_classes = validate.count_outputs(y, num_classes, x, task, classes)
+    num_classes = validate.count_outputs(y, num_classes, x, task, classes, requested)
     if num_train is not None and not 0 < num_train < len(x):
         raise SparsonaError(
             f"num_train is {num_train} of {len(x)} examples", expected="some examples to train on and some to test on"
@@ -189,6 +189,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
     and one test example, and one for validation if it has three or more and `validation_rate` is not 0. Where examples
     overlap, a client's parts are blocks in order, without the examples between them that overlap with both.
     """
+    validate.warn_of_one_class(pool.name, pool.task, pool.y, pool.num_classes)
     partition, _ = parse(plan.partition)
     holdout = choose_holdout(plan, partition, pool)
     if not 0 < plan.data_rate <= 1:

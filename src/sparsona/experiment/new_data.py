@@ -183,7 +183,7 @@ def _numbered(y: Any, federation: Federation) -> Any:
     if array.dtype.kind not in "iufb" and array.size:
         last = federation.num_labels - 1
         raise SparsonaError(
-            f"labels of type {array.dtype}: {', '.join(map(repr, array.reshape(-1)[:3].tolist()))}, ...",
+            f"labels of type {array.dtype}{validate.what_is_in(array)}",
             expected=f"whole numbers from 0 to {last}"
             + (": the run's classes have no names" if names is None else f", or names such as '{names[0]}'"),
             hint="number the classes as the run's data did: an order of your own would name other classes",

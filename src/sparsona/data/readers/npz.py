@@ -100,7 +100,9 @@ def read_arrays(request: Request) -> Pool:
         )
     if labels.dim() != 1:  # tokens, or numbers
         classes = None
-    num_classes = validate.count_outputs(labels, None if classes else request.num_classes, inputs, task, classes)
+    num_classes = validate.count_outputs(
+        labels, None if classes else request.num_classes, inputs, task, classes, request.task
+    )
     if is_image:
         view = make_view(request, tuple(inputs.shape[1:]))
     else:
