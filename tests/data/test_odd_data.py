@@ -1,8 +1,10 @@
 """Data as people bring it, a row for each kind: what becomes of it, or what they are told."""
 
+import datetime
 import types
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -198,6 +200,58 @@ def test_a_data_frame_and_its_labels_apart():
         federate(Frame(sex=Series(["f", "m"] * 12, np.dtype(object))), Y, clients=2)
 
 
+def test_columns_of_a_frame_whose_labels_are_apart():
+    """As where they are in it: inputs= chooses, and owner= is no input."""
+    table = frame(ward=["east", "west"] * 12)
+    federation = federate(table, Series(Y.tolist()), owner="ward")
+    assert (federation.client_names, federation.input_shape) == (("east", "west"), (3,))
+    assert federate(table, Y, clients=2, partition="iid", inputs=["a"]).input_shape == (1,)
+    assert Federation.from_clients([(table, Y)], inputs=["a", "b"]).input_shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        pandas.Series([3, 4, 5] * 8),
+        pandas.Series(["east", "west", None] * 8),
+        pandas.Series(["east", "west", None] * 8, dtype="string"),
+        pandas.Series(["east", "west"] * 12, dtype="category"),
+    ],
+    ids=["numbers", "texts", "texts with NA", "categories"],
+)
+def test_owners_that_are_a_column_are_no_input(owners):
+    """A model would learn who somebody is."""
+    table = pandas.DataFrame({"age": X[:, 0], "ward": owners, "y": Y})
+    for data in ((table,), (table[["age", "ward"]], Y), ({"age": X[:, 0], "ward": np.asarray(owners), "y": Y},)):
+        for given in (owners, owners.tolist()):
+            with pytest.raises(SparsonaError, match=r"'ward' has the owners(.|\n)*owner='ward' in place"):
+                federate(*data, owners=given)
+    assert federate(table[["age", "ward"]], Y, owner="ward").input_shape == (1,)
+
+
+def test_a_column_that_is_no_owner_or_is_named_is_an_input():
+    table = pandas.DataFrame({"age": X[:, 0], "ward": [3, 4, 5] * 8, "y": Y})
+    assert federate(table, owners=[4, 5, 3] * 8).input_shape == (2,)
+    assert federate(table, owners=table.ward, inputs=["age", "ward"]).input_shape == (2,)
+
+
+def test_columns_of_texts_that_are_no_categories():
+    """Names and times are to be left out; a column for each of them would be as many as there are rows."""
+    columns = {
+        "name": [f"patient {place}" for place in range(24)],
+        "visit": np.arange(24).astype("datetime64[D]"),
+        "born": [datetime.date(1950 + place % 3, 1, 1) for place in range(24)],
+        "sex": ["f", "m"] * 12,
+    }
+    with pytest.raises(SparsonaError) as caught:
+        federate(pandas.DataFrame({"age": X[:, 0], **columns}), Y, clients=2)
+    assert caught.value.hint == (
+        "leave out 'name', 'visit', 'born', times or texts that nearly every row has its own of: inputs=[...] names "
+        "the columns to use; frame = pandas.get_dummies(frame, columns=['sex']) makes numbers of categories"
+    )
+    assert "patient" not in str(caught.value)
+
+
 def test_a_column_of_the_libraries_own_numbers():
     ages = Series([None if i == 5 else i for i in range(24)], types.SimpleNamespace(kind="i"))
     with pytest.raises(SparsonaError, match="x holds NaN or infinity in 1 of 24 examples, the first is example 5"):
@@ -301,7 +355,18 @@ REFUSED = {
         [Items(lambda i: (X[i][: 1 + i % 2], 0))],
         r"client 0: x has examples of several shapes: \(1,\), \(2,\)",
     ),
-    "which is the target": ([{"a": X[:, 0], "b": Y}], r"client 0: no column is named as the target(.|\n)*one of a, b"),
+    "which is the target": (
+        [{"a": X[:, 0], "b": Y}],
+        r"client 0: no column is named as the target(.|\n)*one of a, b\n.*'b'",
+    ),
+    "two likely targets": (
+        [{"a": X[:, 0], "label": Y, "y": Y}],
+        r"client 0: targets may be in label or y\n(.|\n)*target='y'",
+    ),
+    "labels that differ in white space": (
+        {"n": (X, NAMES[Y]), "s": (X, np.array(["ant\u00a0", "bee", "cow"])[Y])},
+        r"labels that differ in white space alone: 'ant' and 'ant.*xa0'\n(.|\n)*text.strip\(\)",
+    ),
     "a column of text": ([{"a": NAMES[Y], "b": X[:, 0], "y": Y}], "client 0: columns that are no numbers: 'a'"),
     "object columns": (
         [Frame(a=X[:, 0].tolist(), sex=Series(["f", "m"] * 12, np.dtype(object)), y=Y.tolist())],
@@ -354,6 +419,10 @@ def test_what_is_refused(kind):
         ((two(X, Y),), {"min_size": 2}, "unknown option for a dict of clients 'min_size'"),
         ((X, Y), {"owners": [0.5] * 24}, r"owners are float64(.|\n)*a name, or a whole number from 0"),
         ((X, Y), {"owners": ["a", "b"]}, "2 owners for 24 examples"),
+        ((X, Y), {"owners": ["a", "b", "b "] * 8}, r"owners that differ in white space alone: 'b' and 'b '"),
+        ((frame(y=Y.tolist()),), {"owners": "ward"}, r"owners = 'ward', a text(.|\n)*owner='ward'"),
+        ((X, Y), {"owner": "ward"}, r"owner= names a column, and x is a ndarray(.|\n)*owners="),
+        ((frame(), Y), {"target": "a"}, "target='a' together with y"),
         ((X, NAMES[Y]), {"clients": 2, "class_names": ["ant", "bee", "cows"]}, r"label in y: 'cow'(.|\n)*did you mean"),
         (
             (X, Y),

@@ -130,7 +130,13 @@ def federate(
             task=task,
             **options,
         )
-    table = read_pool(x, y, Columns(target, inputs, owner), seed)
+    if isinstance(owners, str | bytes):
+        raise SparsonaError(
+            f"owners = {owners!r}, a text",
+            expected="whose each row is: a name or a number for each",
+            hint=f"owner={owners!r} takes that column of a table",
+        )
+    table = read_pool(x, y, Columns(target, inputs, owner, owners), seed)
     if table.num_train is not None and num_train is None:
         num_train = table.num_train
     if owners is None:
