@@ -14,6 +14,7 @@ import numpy as np
 from sparsona.core.errors import SparsonaError
 from sparsona.core.packing import Packing
 from sparsona.core.printable import warn_once
+from sparsona.data.catalog import how_to_save
 from sparsona.data.names import Names, clean_name, clean_names
 from sparsona.data.partition.by_owner import number_owners
 from sparsona.data.pool import Array, Pool, View
@@ -195,7 +196,10 @@ def _read(path: Path) -> Saved:
         if junk := [name for name, array in saved_arrays.items() if not isinstance(array, np.ndarray)]:
             raise ValueError(f"'{junk[0]}' is not an array")
     except NOT_SAVED as error:
-        raise damaged(path, error, "a file saved with numpy.savez, without objects in it") from error
+        expected = "a file saved with numpy.savez, without objects in it"
+        if _begins_as_zip(path):
+            raise damaged(path, error, expected) from error
+        raise damaged(path, "it is no npz file, whatever it is called", expected, how_to_save(path)) from error
     packing = _pack_inputs(saved_arrays, path)
     if packing is not None:
         unknown = [name for name in unknown if not name.startswith("x_")]
@@ -212,7 +216,9 @@ def _read(path: Path) -> Saved:
         raise damaged(path, f"'{both[0]}' beside '{f'x{train}'}'", EXPECTED)
     for part in parts:
         x, y = arrays[f"x{part}"], arrays[f"y{part}"]
-        if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
+        if x.ndim and y.ndim and not len(x) and not len(y):
+            raise damaged(path, f"x{part} and y{part} have no examples", "one or more")
+        if not x.ndim or not y.ndim or len(x) != len(y):
             raise damaged(path, f"x{part} has shape {x.shape} and y{part} {y.shape}", "as many labels as examples")
         for key, array in (("x", x), ("y", y)):
             if array.shape[1:] != arrays[f"{key}{parts[0]}"].shape[1:]:
@@ -220,13 +226,19 @@ def _read(path: Path) -> Saved:
     x, y = (np.concatenate([arrays[f"{key}{part}"] for part in parts]) for key in "xy")
     owners, names = None, None
     if each := [array for part in parts if (array := arrays.get(f"owners{part}")) is not None]:
-        shapes = [array.shape for array in each]
-        owners = np.concatenate([array.reshape(-1) for array in each])
+        needed = [(len(arrays[f"x{part}"]),) for part in parts]
+        if (shapes := [array.shape for array in each]) != needed:
+            raise damaged(
+                path,
+                f"owners of shape {' and '.join(map(str, shapes))}",
+                f"a number or name for each example, shape {' and '.join(map(str, needed))}",
+            )
+        given = np.concatenate(each)
         from sparsona.data.given import owner_names  # needs torch
 
-        owners, names = owner_names(owners)
-        if shapes != [(len(arrays[f"x{part}"]),) for part in parts] or owners.dtype.kind not in "iu":
-            raise damaged(path, f"owners is {owners.dtype} of shape {shapes}", "a number or name per example")
+        owners, names = owner_names(given)
+        if owners.dtype.kind not in "iu":
+            raise damaged(path, f"owners is an array of {given.dtype}", "a whole number or a name for each example")
     num_train = len(arrays[f"x{train}"]) if len(parts) == 2 else None
     classes = arrays.get("class_names")
     if classes is not None and (classes.ndim != 1 or classes.dtype.kind not in "US"):
@@ -263,6 +275,15 @@ def _tell_unknown(path: Path, unknown: list[str]) -> None:
     if unknown:
         names = ", ".join(f"'{clean_name(name)}'" for name in unknown)
         warn_once(f"'{path}': arrays that are not used: {names}; read are {EXPECTED}")
+
+
+def _begins_as_zip(path: Path) -> bool:
+    """Whether a file that cannot be read is an npz file that was damaged, and no other kind of file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"PK"
+    except OSError:
+        return True
 
 
 def _refuse_bombs(path: Path, saved: Any) -> None:
