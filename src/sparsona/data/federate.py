@@ -28,6 +28,7 @@ from sparsona.data.partition.by_owner import (
     describe_left_out,
     find_by_owner,
     keep_eligible,
+    known_owners,
     number_owners,
 )
 from sparsona.data.pool import Array, Pool, View
@@ -144,7 +145,7 @@ def federate(
     if view is None and table.is_image:
         view = View()  # bytes are stored as such, and divided by 255
     classes = table.class_names if class_names is None else clean_names(class_names, "classes")
-    of_owners, whose = None, None
+    of_owners, whose, known = None, None, None
     if owners is not None:
         owners, of_owners = owner_names(owners)
         owners = validate.check_owners(owners).numpy()
@@ -169,6 +170,7 @@ def federate(
     if owners is not None:
         if len(owners) != len(x):
             raise SparsonaError(f"{len(owners)} owners for {len(x)} examples", expected="one owner per example")
+        known = None if of_owners else known_owners(owners)
         owners = number_owners(owners)
     pool = Pool(
         name,
@@ -182,6 +184,7 @@ def federate(
         packing=packing,
         owner_names=of_owners,
         class_names=classes,
+        owner_numbers=known,
     )
     if partition is None:
         partition = SplitPlan.partition if owners is None else "natural"
@@ -230,6 +233,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         parts = partition_labels(plan.partition, labels, plan.clients, seeds.shared("partition"), min_size)
         dealt = [rows[mine] for mine in parts]
     names = None if pool.owner_names is None or not owners else tuple(pool.owner_names[one] for one in owners)
+    numbers = None if pool.owner_numbers is None or not owners else tuple(pool.owner_numbers[owners].tolist())
     dealt = [_limit(mine, plan.max_examples, seeds.of(client)) for client, mine in enumerate(dealt)]
     draw = TESTS[holdout.name].draw
     tests = None if draw is None else draw(Published(pool, end, dealt, owners, holdout.per_client, seeds))
@@ -265,6 +269,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         pool.packing,
         client_names=names,
         class_names=pool.class_names,
+        client_owners=numbers,
     )
 
 

@@ -70,6 +70,8 @@ class Federation:
         train_counts: Of a federation without its examples, how many of each class each client trains on.
         client_names: What clients are called in results, in order; None: by their numbers.
         class_names: What classes are called, likewise.
+        client_owners: Of clients without names, the numbers of the owners that they are in the user's data; None: they
+            are no owners, or of a data set of the catalog.
 
     Example:
         >>> import numpy as np
@@ -93,6 +95,7 @@ class Federation:
     train_counts: Array | None = field(default=None, repr=False)
     client_names: Names = None
     class_names: Names = None
+    client_owners: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.task == "auto":
@@ -500,6 +503,7 @@ class Federation:
             "task": self.task,
             "client_names": self.client_names,
             "class_names": self.class_names,
+            "client_owners": self.client_owners,
         }
         if self.packing is not None:
             manifest["packing"] = self.packing.as_json()
@@ -546,6 +550,8 @@ class Federation:
             known = {key: manifest[key] for key in ("num_classes", "name", "tested_on")}
             known |= {"left_out": manifest.get("left_out", {}), "task": manifest.get("task", "auto")}
             known |= {key: manifest.get(key) for key in ("client_names", "class_names")}
+            if (owners := manifest.get("client_owners")) is not None:
+                known["client_owners"] = tuple(map(int, owners))
             return cls(*tensors, splits, view=view, packing=packing, **known)
         except (OSError, ValueError, KeyError, TypeError, EOFError, SparsonaError) as error:
             why = error.what if isinstance(error, SparsonaError) else error

@@ -13,10 +13,10 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.printable import warn_once
 from sparsona.core.targets import TASKS
 from sparsona.core.tokens import NUM_SPECIAL
-from sparsona.data.names import Names, name_of
+from sparsona.data.names import Names, listed, name_of
 from sparsona.data.pool import Array
 
-SOME = 5  # classes or owners that an error lists
+SOME = 5  # classes that an error lists
 # Labels are taken for quantities, such as ages, where so many values occur, each in few examples.
 MANY_VALUES, FEW_EXAMPLES = 30, 20
 AS_NUMBERS = 'task="regression" (in a shell --set task=regression)'
@@ -83,8 +83,7 @@ def describe_rows(rows: Array, count: int, owners: Owners) -> str:
     whose = ""
     if owners is not None and len(owners[0]) == count:  # otherwise refused later
         found = [name_of(owners[1], owner) for owner in np.unique(owners[0][rows]).tolist() if owner >= 0]
-        more = f" and {len(found) - SOME:,} more" if len(found) > SOME else ""
-        whose = f", of owner{'s' * (len(found) > 1)} {', '.join(found[:SOME])}{more}" if found else ""
+        whose = f", of owner{'s' * (len(found) > 1)} {listed(found)}" if found else ""
     return f"{len(rows)} of {count} examples{whose}, the first is example {rows[0]}"
 
 

@@ -66,6 +66,11 @@ def number_owners(owners: Array) -> Array:
     return np.maximum(numbers - num_unknown, -1).astype(np.int64)
 
 
+def known_owners(owners: Array) -> Array:
+    """The owners that `number_owners` numbers 0, 1, ..., in that order."""
+    return np.unique(owners[owners >= 0])
+
+
 def count_by_owner(owners: Array, num_owners: int, y: Array | None = None) -> Indices:
     """How many examples each owner has; with `y`, tokens, how many of those with a token that is scored."""
     counts = np.zeros(num_owners + 1, dtype=np.int64)

@@ -16,7 +16,7 @@ from sparsona.core.packing import Packing
 from sparsona.core.printable import warn_once
 from sparsona.data.catalog import how_to_save
 from sparsona.data.names import Names, clean_name, clean_names
-from sparsona.data.partition.by_owner import number_owners
+from sparsona.data.partition.by_owner import known_owners, number_owners
 from sparsona.data.pool import Array, Pool, View
 from sparsona.data.readers.files import Request, damaged, find
 from sparsona.data.readers.images import channels_first, image_pool, make_view
@@ -124,21 +124,26 @@ def read_arrays(request: Request) -> Pool:
         packing=found.packing,
         owner_names=found.owner_names,
         class_names=classes,
+        owner_numbers=known_owners(found.owners) if found.owners is not None and not found.owner_names else None,
     )
 
 
-def read_pair(path: Path) -> tuple[Any, Array]:
-    """Examples to evaluate a model on: x and y of a file, or x_test and y_test where it has these; several inputs as a
-    dict."""
+def read_new(path: Path) -> tuple[Any, Array, Array | None]:
+    """Examples to evaluate a model on, and their owners if the file names them: x, y and owners, or x_test, y_test and
+    owners_test where it has these; several inputs as a dict."""
     import torch
 
     read = _read(path)
-    x, y = read.x[read.num_train or 0 :], read.y[read.num_train or 0 :]
+    x, y, owners = (None if part is None else part[read.num_train or 0 :] for part in (read.x, read.y, read.owners))
+    assert x is not None
+    assert y is not None
+    if owners is not None and read.owner_names:
+        owners = np.array([*read.owner_names, ""])[owners]  # -1, unknown, is the last
     if read.packing is None:
-        return x, y
+        return x, y, owners
     found = read.packing.unpack(torch.from_numpy(x))
     assert isinstance(found, dict), "inputs in a file have names"
-    return {name: value.numpy() for name, value in found.items()}, y
+    return {name: value.numpy() for name, value in found.items()}, y, owners
 
 
 def has_owners(path: Path) -> bool:
