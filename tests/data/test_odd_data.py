@@ -1,6 +1,7 @@
 """Data as people bring it, a row for each kind: what becomes of it, or what they are told."""
 
 import datetime
+import re
 import types
 
 import numpy as np
@@ -569,4 +570,32 @@ def test_one_class_is_no_result(capsys):
         assert capsys.readouterr().err == said
     federate(X, X[:, 0], clients=2, partition="iid")
     federate(X, Y * 0, clients=2, partition="iid", task="binary")
+    assert capsys.readouterr().err == ""
+
+
+def test_inputs_that_need_scaling_are_told(capsys):
+    rng = np.random.default_rng(0)
+    table = np.stack([rng.normal(0, 1, 240), rng.normal(130, 15, 240), np.full(240, 2020), rng.normal(0, 400, 240)], 1)
+    y = np.arange(240) % 3
+    said = (
+        r"3 of 4 inputs are large or far from 0 compared with how they vary, the first is column 1 \(mean 1..?, spread "
+        r"1.*standardise them \(docs/data.md, Scaling\)\n"
+    )
+    for name, make in (
+        ("mine", lambda: federate(table, y, clients=3, partition="iid", name="mine")),
+        ("theirs", lambda: Federation.from_clients([(table, y)], name="theirs")),
+    ):
+        for _ in range(2):  # said once
+            make()
+        assert re.fullmatch(f"warning: {name}: {said}", capsys.readouterr().err)
+    for x in (
+        (table - table.mean(0)) / [1, 15, 1, 400],
+        rng.random((240, 4)) * 255,  # as bytes are
+        rng.integers(18, 90, (240, 4)),
+        (rng.random((240, 4)) < 0.01) * 1.0,
+        np.ones((240, 4)),
+        {"image": table[:, None, :], "age": table[:, 1]},
+        table[:, None, :],  # a signal
+    ):
+        federate(x, y, clients=3, partition="iid")
     assert capsys.readouterr().err == ""

@@ -199,6 +199,8 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
     overlap, a client's parts are blocks in order, without the examples between them that overlap with both.
     """
     validate.warn_of_one_class(pool.name, pool.task, pool.y, pool.num_classes)
+    if pool.packing is None:
+        validate.warn_of_scale(pool.name, pool.x)
     partition, _ = parse(plan.partition)
     holdout = choose_holdout(plan, partition, pool)
     if not 0 < plan.data_rate <= 1:

@@ -702,6 +702,8 @@ class Federation:
         x, y = torch.cat(xs), torch.cat(ys)
         num_classes = validate.count_outputs(y, num_classes, x, task, classes, requested)
         validate.warn_of_one_class(name, task, y, num_classes)
+        if packing is None:
+            validate.warn_of_scale(name, x.numpy())
         parts: list[set[str]] = [set() for _ in clients]
         for index, part, _ in found:
             parts[index].add(part)

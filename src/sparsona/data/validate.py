@@ -19,6 +19,9 @@ from sparsona.data.pool import Array
 SOME = 5  # classes that an error lists
 # Labels are taken for quantities, such as ages, where so many values occur, each in few examples.
 MANY_VALUES, FEW_EXAMPLES = 30, 20
+# Columns of a table are far from 0, or wide, for a network that is made for inputs of about 1.
+FAR, FAR_IN_SPREADS, WIDE = 10, 5, 100
+SAMPLED = 10_000_000  # numbers that are looked at for it
 AS_NUMBERS = 'task="regression" (in a shell --set task=regression)'
 
 Owners = tuple[Array, Names] | None  # of examples, as `owner_names` returns them; None: not known
@@ -296,6 +299,24 @@ def warn_of_one_class(name: str, task: str, y: Array | Tensor, num_classes: int)
     """Say that a result will mean nothing, where every example has the same class."""
     if task in ("auto", "classification") and y.ndim == 1 and num_classes == 1:
         warn_once(f"{name}: all examples are of one class, so that every model has an accuracy of 100%")
+
+
+def warn_of_scale(name: str, x: Array) -> None:
+    """Say which columns of a table networks learn badly from as they are: measured with the default network and
+    optimizer, a mean of ten spreads is never learnt, and a column a hundred times as wide as others hides them."""
+    if x.ndim != 2 or x.dtype != np.float32:
+        return
+    rows = np.asarray(x[:: x.size // SAMPLED + 1], np.float64)
+    mean, spread = rows.mean(axis=0), rows.std(axis=0)
+    is_far = (abs(mean) >= FAR) & (abs(mean) >= FAR_IN_SPREADS * spread)
+    odd = np.flatnonzero(is_far | (spread >= WIDE))
+    if len(odd):
+        first = odd[0]
+        warn_once(
+            f"{name}: {len(odd)} of {x.shape[1]} inputs are large or far from 0 compared with how they vary, the first "
+            f"is column {first} (mean {mean[first]:.3g}, spread {spread[first]:.3g}): networks learn badly from such "
+            "numbers; standardise them (docs/data.md, Scaling)"
+        )
 
 
 def count_classes(
