@@ -491,9 +491,7 @@ def test_labels_that_may_be_quantities(capsys):
     rng = np.random.default_rng(0)
     ages = np.arange(900) % 80
     x = rng.random((2000, 2))
-    said = (
-        'warning: 80 classes in 900 examples: if these are quantities, such as ages, use task="regression" (in a shell '
-    )
+    said = 'warning: 80 classes in 900 examples: if these are quantities, such as ages, use task="regression" '
     for make in (
         lambda y, **options: federate(x[: len(y)], y, clients=3, partition="iid", **options),
         lambda y, **options: Federation.from_clients([(x[: len(y)], y)], **options),
@@ -501,7 +499,7 @@ def test_labels_that_may_be_quantities(capsys):
         warn_once.cache_clear()
         for _ in range(2):  # said once
             assert make(ages).num_classes == 80
-        assert capsys.readouterr().err.startswith(said + '--set task=regression); task="classification" says')
+        assert capsys.readouterr().err.startswith(said + '(--set task=regression); task="classification" says')
         assert make(ages, task="regression").is_regression
         for y, options in (
             (ages, {"task": "classification"}),
@@ -516,9 +514,7 @@ def test_labels_that_may_be_quantities(capsys):
     for y in (ages * 2, ages + 1, ages - 40):
         with pytest.raises(SparsonaError) as caught:
             federate(x[:900], y, clients=3)
-        assert caught.value.hint.startswith(
-            'task="regression" (in a shell --set task=regression) if they are quantities'
-        )
+        assert caught.value.hint.startswith('task="regression" if they are quantities')
     with pytest.raises(SparsonaError) as caught:
         federate(X, Y * 2, clients=3)
     assert caught.value.hint.startswith("number the classes without gaps")

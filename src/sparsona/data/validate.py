@@ -22,7 +22,7 @@ MANY_VALUES, FEW_EXAMPLES = 30, 20
 # Columns of a table are far from 0, or wide, for a network that is made for inputs of about 1.
 FAR, FAR_IN_SPREADS, WIDE = 10, 5, 100
 SAMPLED = 10_000_000  # numbers that are looked at for it
-AS_NUMBERS = 'task="regression" (in a shell --set task=regression)'
+AS_NUMBERS = 'task="regression"'  # in errors, the command line makes an option of it
 
 Owners = tuple[Array, Names] | None  # of examples, as `owner_names` returns them; None: not known
 
@@ -278,8 +278,8 @@ def count_outputs(
     found = count_classes(y, num_classes, x if y.dim() == 2 else None)
     if num_classes is None and requested == "auto" and y.dim() == 1 and _may_be_quantities(found, len(y)):
         warn_once(
-            f"{found} classes in {len(y):,} examples: if these are quantities, such as ages, use {AS_NUMBERS}; "
-            'task="classification" says that they are classes'
+            f"{found} classes in {len(y):,} examples: if these are quantities, such as ages, use {AS_NUMBERS} (--set "
+            'task=regression); task="classification" says that they are classes'
         )
     return found
 
