@@ -16,8 +16,11 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 from PIL import Image
 
+import sparsona as sp
+from sparsona.data.readers.npz import read_new
 from sparsona.testing import PROPERTIES
 
 ROOT = Path(__file__).parent.parent
@@ -79,6 +82,26 @@ def test_observers_python(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path("observers.py", run_name="__main__")
     assert len(json.loads(capsys.readouterr().out)) == 3
+
+
+def test_a_table_as_data(tmp_path, monkeypatch, capsys):
+    """docs/data.md: a CSV file becomes an npz file, and inputs are standardised by the training examples."""
+    page = (ROOT / "docs" / "data.md").read_text()
+    to_npz, scaling = (
+        next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if word in block)
+        for word in ("visits.csv", "clamp_min")
+    )
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{20 + k},{120 + k % 7},{k % 3},{k % 2},{'north' if k % 4 else 'south'}" for k in range(60)]
+    Path("visits.csv").write_text("\n".join(["age,pressure,dose,diagnosis,hospital", *lines]))
+    exec(to_npz, found := {"sp": sp, "torch": torch})
+    found |= dict(zip(("x", "y", "owners"), read_new(Path("visits.npz")), strict=True))
+    exec(scaling, found)
+    assert found["federation"].client_names == ("north", "south")
+    assert "1 of 3 inputs are large" in capsys.readouterr().err
+    seen = torch.cat([client.examples("train").inputs for client in found["federation"]])
+    assert seen.mean(0).abs().max() < 1e-5
+    assert (seen.std(0) - 1).abs().max() < 1e-5
 
 
 def test_shell_commands_exist():

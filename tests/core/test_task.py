@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
 import cloudpickle
 import pytest
@@ -301,6 +302,19 @@ def test_models_that_are_not_built_are_refused():
         Task(lambda: nn.Sequential(nn.LazyLinear(3)), (6,), 3)
     with pytest.raises(SparsonaError, match="the model is a function"):
         Task(lambda: with_buffers(), (6,), 3)
+
+
+def test_a_class_that_needs_arguments_is_no_model():
+    said = (
+        r"the model is Linear, which needs arguments to be called: in_features, out_features\n"
+        r"  expected: .*built, or a function without arguments(.|\n)*model=Linear\(\.\.\.\), or lambda: Linear"
+    )
+    with pytest.raises(SparsonaError, match=said):
+        Task(nn.Linear, (6,), 3)
+    with pytest.raises(SparsonaError, match="the model is partial, which needs arguments to be called: out_features"):
+        Task(partial(nn.Linear, 6), (6,), 3)
+    for builds in (partial(nn.Linear, 6, 3), lambda width=6, *rest, **options: nn.Linear(width, 3)):
+        assert Task(builds, (6,), 3).layout.names == ("weight", "bias")
 
 
 class Unusual(nn.Module):

@@ -119,7 +119,7 @@ def test_people_with_too_little_are_left_out_and_those_with_too_much_keep_some()
 def test_people_need_no_more_than_can_be_split():
     """One to nine examples of nine people: all but the first can be split, unless more is asked for."""
     owners = np.repeat(np.arange(9), np.arange(1, 10))
-    x, y = np.arange(len(owners), dtype=np.float32), np.arange(len(owners)) % 2
+    x, y = np.eye(len(owners), dtype=np.float32), np.arange(len(owners)) % 2
     options = {"clients": None, "partition": "natural", "owners": owners}
     f = federate(x, y, **options)
     assert f.num_clients == 8
@@ -140,7 +140,7 @@ def test_people_need_no_more_than_can_be_split():
 
 def test_people_who_are_left_out_are_named_once(capsys):
     names = ["ana"] + ["bo"] * 9 + [f"p{number:02d}" for number in range(9)] + ["zoe"] * 2
-    x, y = np.arange(len(names), dtype=np.float32), np.arange(len(names)) % 2
+    x, y = np.eye(len(names), dtype=np.float32), np.arange(len(names)) % 2
     for _ in range(2):
         f = federate(x, y, owners=names, name="people")
     assert f.client_names == ("bo", "zoe")

@@ -174,7 +174,7 @@ def test_arrays_and_tensors_of_any_number_type_are_taken():
         assert got.digest() == expected.digest()
     images = federate(np.zeros((40, 8, 8), dtype=np.uint8), y.tolist(), clients=2)
     assert images.input_shape == (8, 8)
-    assert federate(np.arange(40), y, clients=2).input_shape == ()
+    assert federate(np.arange(40).reshape(-1, 1), y, clients=2).input_shape == (1,)
 
 
 def test_the_digest_tells_data_labels_and_splits_apart():
@@ -284,11 +284,11 @@ HOLED[[7, 9], 1] = np.nan
         (np.float32(3), Y, {}, r"of shape \(\)"),
         ([[1.0, 2.0], [3.0]], [0, 1], {}, r"x is not an array: (.|\n)*rows of equal shape"),
         (X, Y[:, None], {}, r"y has shape \(40, 1\)\n  expected: one label per example"),
-        (X, Y * 1.0, {}, r"labels of type float64: 0.0, 1.0, 2.0, ...(.|\n)*astype"),
+        (X, Y * 1.0, {}, r"labels of type float64: all 40 are whole(.|\n)*astype"),
         (X, Y + 0.5, {}, "goes by class, but these examples have numbers for targets"),
         (X, Y - 1, {}, r"labels -1 are outside the range\n  expected: whole numbers from 0 to 2(.|\n)*numpy.unique"),
         (X, Y - 9, {}, r"labels -9, -8, -7, -6 are outside"),
-        (X, np.arange(40), {"num_classes": 3}, r"labels 3, 4, 5, 6, 7, ... are outside(.|\n)*from 0 to 2"),
+        (X, np.arange(40), {"num_classes": 3}, r"labels from 3 to 39 are outside(.|\n)*from 0 to 2"),
         (X, 2 * Y, {}, r"3 of the labels from 0 to 6 never occur, the first is 1(.|\n)*return_inverse=True"),
         (X, Y + 10**12, {}, r"1000000000000 of the labels from 0 to 1000000000003 never occur, the first is 0"),
         (X, Y, {"num_classes": 0}, "num_classes is 0"),

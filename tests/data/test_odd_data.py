@@ -1,8 +1,11 @@
 """Data as people bring it, a row for each kind: what becomes of it, or what they are told."""
 
+import datetime
+import re
 import types
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -10,8 +13,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Subse
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
-from sparsona.data.federate import federate
+from sparsona.core.printable import warn_once
+from sparsona.data.federate import federate, share_out
 from sparsona.data.federation import Federation
+from sparsona.data.pool import Pool
+from sparsona.data.split_plan import SplitPlan
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((24, 3)).astype(np.float32), np.arange(24) % 3
@@ -195,6 +201,58 @@ def test_a_data_frame_and_its_labels_apart():
         federate(Frame(sex=Series(["f", "m"] * 12, np.dtype(object))), Y, clients=2)
 
 
+def test_columns_of_a_frame_whose_labels_are_apart():
+    """As where they are in it: inputs= chooses, and owner= is no input."""
+    table = frame(ward=["east", "west"] * 12)
+    federation = federate(table, Series(Y.tolist()), owner="ward")
+    assert (federation.client_names, federation.input_shape) == (("east", "west"), (3,))
+    assert federate(table, Y, clients=2, partition="iid", inputs=["a"]).input_shape == (1,)
+    assert Federation.from_clients([(table, Y)], inputs=["a", "b"]).input_shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        pandas.Series([3, 4, 5] * 8),
+        pandas.Series(["east", "west", None] * 8),
+        pandas.Series(["east", "west", None] * 8, dtype="string"),
+        pandas.Series(["east", "west"] * 12, dtype="category"),
+    ],
+    ids=["numbers", "texts", "texts with NA", "categories"],
+)
+def test_owners_that_are_a_column_are_no_input(owners):
+    """A model would learn who somebody is."""
+    table = pandas.DataFrame({"age": X[:, 0], "ward": owners, "y": Y})
+    for data in ((table,), (table[["age", "ward"]], Y), ({"age": X[:, 0], "ward": np.asarray(owners), "y": Y},)):
+        for given in (owners, owners.tolist()):
+            with pytest.raises(SparsonaError, match=r"'ward' has the owners(.|\n)*owner='ward' in place"):
+                federate(*data, owners=given)
+    assert federate(table[["age", "ward"]], Y, owner="ward").input_shape == (1,)
+
+
+def test_a_column_that_is_no_owner_or_is_named_is_an_input():
+    table = pandas.DataFrame({"age": X[:, 0], "ward": [3, 4, 5] * 8, "y": Y})
+    assert federate(table, owners=[4, 5, 3] * 8).input_shape == (2,)
+    assert federate(table, owners=table.ward, inputs=["age", "ward"]).input_shape == (2,)
+
+
+def test_columns_of_texts_that_are_no_categories():
+    """Names and times are to be left out; a column for each of them would be as many as there are rows."""
+    columns = {
+        "name": [f"patient {place}" for place in range(24)],
+        "visit": np.arange(24).astype("datetime64[D]"),
+        "born": [datetime.date(1950 + place % 3, 1, 1) for place in range(24)],
+        "sex": ["f", "m"] * 12,
+    }
+    with pytest.raises(SparsonaError) as caught:
+        federate(pandas.DataFrame({"age": X[:, 0], **columns}), Y, clients=2)
+    assert caught.value.hint == (
+        "leave out 'name', 'visit', 'born', times or texts that nearly every row has its own of: inputs=[...] names "
+        "the columns to use; frame = pandas.get_dummies(frame, columns=['sex']) makes numbers of categories"
+    )
+    assert "patient" not in str(caught.value)
+
+
 def test_a_column_of_the_libraries_own_numbers():
     ages = Series([None if i == 5 else i for i in range(24)], types.SimpleNamespace(kind="i"))
     with pytest.raises(SparsonaError, match="x holds NaN or infinity in 1 of 24 examples, the first is example 5"):
@@ -216,7 +274,7 @@ def test_gaps_are_said_to_be_whose():
         federate({"a": x * 0 == 0, "b": x}, Y, owners=names)
     y[[8, 9]] = np.nan
     with pytest.raises(SparsonaError, match="y holds NaN or infinity in 2 of 24 examples, of owner p04, the first is"):
-        federate(x[:, :0].sum(1), y, owners=names, task="regression")
+        federate(X, y, owners=names, task="regression")
     for wrong in (names[:5], [-1] * 24):  # of whom, is not known
         with pytest.raises(SparsonaError, match="in 3 of 24 examples, the first is example 5"):
             federate(x, Y, owners=wrong)
@@ -298,11 +356,26 @@ REFUSED = {
         [Items(lambda i: (X[i][: 1 + i % 2], 0))],
         r"client 0: x has examples of several shapes: \(1,\), \(2,\)",
     ),
-    "which is the target": ([{"a": X[:, 0], "b": Y}], r"client 0: no column is named as the target(.|\n)*one of a, b"),
+    "which is the target": (
+        [{"a": X[:, 0], "b": Y}],
+        r"client 0: no column is named as the target(.|\n)*one of a, b\n.*'b'",
+    ),
+    "two likely targets": (
+        [{"a": X[:, 0], "label": Y, "y": Y}],
+        r"client 0: targets may be in label or y\n(.|\n)*target='y'",
+    ),
+    "labels that differ in white space": (
+        {"n": (X, NAMES[Y]), "s": (X, np.array(["ant\u00a0", "bee", "cow"])[Y])},
+        r"labels that differ in white space alone: 'ant' and 'ant.*xa0'\n(.|\n)*text.strip\(\)",
+    ),
     "a column of text": ([{"a": NAMES[Y], "b": X[:, 0], "y": Y}], "client 0: columns that are no numbers: 'a'"),
     "object columns": (
         [Frame(a=X[:, 0].tolist(), sex=Series(["f", "m"] * 12, np.dtype(object)), y=Y.tolist())],
         r"columns that are no numbers: 'sex' \(object\)(.|\n)*pandas.get_dummies\(frame, columns=\['sex'\]\)",
+    ),
+    "x and y swapped": (
+        two(Y, X),
+        r"client north: x has shape \(12,\): an example is a single number(.|\n)*x and y may be swapped",
     ),
     "a number": ([3], "client 0: a int in place of examples"),
     "three arrays": ([(X, Y, X)], "client 0 has 3 arrays"),
@@ -347,6 +420,10 @@ def test_what_is_refused(kind):
         ((two(X, Y),), {"min_size": 2}, "unknown option for a dict of clients 'min_size'"),
         ((X, Y), {"owners": [0.5] * 24}, r"owners are float64(.|\n)*a name, or a whole number from 0"),
         ((X, Y), {"owners": ["a", "b"]}, "2 owners for 24 examples"),
+        ((X, Y), {"owners": ["a", "b", "b "] * 8}, r"owners that differ in white space alone: 'b' and 'b '"),
+        ((frame(y=Y.tolist()),), {"owners": "ward"}, r"owners = 'ward', a text(.|\n)*owner='ward'"),
+        ((X, Y), {"owner": "ward"}, r"owner= names a column, and x is a ndarray(.|\n)*owners="),
+        ((frame(), Y), {"target": "a"}, "target='a' together with y"),
         ((X, NAMES[Y]), {"clients": 2, "class_names": ["ant", "bee", "cows"]}, r"label in y: 'cow'(.|\n)*did you mean"),
         (
             (X, Y),
@@ -407,3 +484,114 @@ def test_a_dict_given_to_federate_is_clients():
     one, other = sp.federate(two(X, NAMES[Y])), Federation.from_clients(two(X, NAMES[Y]))
     assert one.digest() == other.digest()
     assert one.client_names == ("north", "south")
+
+
+def test_labels_that_may_be_quantities(capsys):
+    """Eighty ages of 900 people are hardly classes; a hundred classes of 2,000 pictures are."""
+    rng = np.random.default_rng(0)
+    ages = np.arange(900) % 80
+    x = rng.random((2000, 2))
+    said = 'warning: 80 classes in 900 examples: if these are quantities, such as ages, use task="regression" '
+    for make in (
+        lambda y, **options: federate(x[: len(y)], y, clients=3, partition="iid", **options),
+        lambda y, **options: Federation.from_clients([(x[: len(y)], y)], **options),
+    ):
+        warn_once.cache_clear()
+        for _ in range(2):  # said once
+            assert make(ages).num_classes == 80
+        assert capsys.readouterr().err.startswith(said + '(--set task=regression); task="classification" says')
+        assert make(ages, task="regression").is_regression
+        for y, options in (
+            (ages, {"task": "classification"}),
+            (ages, {"num_classes": 80}),
+            (ages, {"class_names": [f"c{n}" for n in range(80)]}),
+            (np.array([f"c{age}" for age in ages]), {}),
+            (np.arange(2000) % 100, {}),
+            (np.arange(100) % 25, {}),
+        ):
+            make(y, **options)
+        assert capsys.readouterr().err == ""
+    for y in (ages * 2, ages + 1, ages - 40):
+        with pytest.raises(SparsonaError) as caught:
+            federate(x[:900], y, clients=3)
+        assert caught.value.hint.startswith('task="regression" if they are quantities')
+    with pytest.raises(SparsonaError) as caught:
+        federate(X, Y * 2, clients=3)
+    assert caught.value.hint.startswith("number the classes without gaps")
+    assert 'task="regression"' in caught.value.hint
+
+
+def test_values_of_examples_are_in_no_error():
+    """Labels may be people's: how many and of what kind they are is enough."""
+    values = [41.5, 43.0, 47.25] * 8
+    objects = np.array([43.0, None, "47"] * 8, dtype=object)
+    for arguments, options, said in (
+        ((X, np.array(values)), {"task": "classification"}, "labels of type float64: 16 of 24 are not whole"),
+        ((X, np.array([43.0, 47.0] * 12)), {}, "labels of type float64: all 24 are whole"),
+        ((X, objects), {}, "labels of type object: NoneType, float, str\n"),
+        ((X, np.arange(41, 65)), {"num_classes": 3}, r"labels from 41 to 64 are outside the range"),
+        ((X, Y), {"owners": values}, r"owners are float64 of shape \(24,\): 16 of 24 are not whole"),
+        ((X, Y), {"owners": objects}, r"owners are object of shape \(24,\): NoneType, float, str"),
+    ):
+        with pytest.raises(SparsonaError, match=said) as caught:
+            federate(*arguments, clients=2, **options)
+        assert not any(value in str(caught.value) for value in ("43", "47", "41.5"))
+
+
+def test_how_test_examples_were_chosen():
+    split, given = (X, Y), {"train": (X, Y), "test": (X, Y)}
+    for clients, expected in (
+        ([split, split], "split"),
+        ([given, (X, Y, X, Y)], "given"),
+        ([split, given], "given, for some clients split"),
+        ([given, {"train": split}], "given"),
+    ):
+        federation = Federation.from_clients(clients)
+        assert federation.tested_on == expected
+        assert f"test examples: {expected}<" in federation._repr_html_()
+
+
+def test_one_class_is_no_result(capsys):
+    for place, make in enumerate(
+        (
+            lambda name: federate(X, Y * 0, clients=2, partition="iid", name=name),
+            lambda name: Federation.from_clients([(X, ["walking"] * 24)], name=name),
+            lambda name: share_out(
+                Pool(name, X, Y * 0, 1), SplitPlan(clients=2, partition="iid")
+            ),  # a folder of one class
+        )
+    ):
+        make(f"mine{place}")
+        said = f"warning: mine{place}: all examples are of one class, so that every model has an accuracy of 100%\n"
+        assert capsys.readouterr().err == said
+    federate(X, X[:, 0], clients=2, partition="iid")
+    federate(X, Y * 0, clients=2, partition="iid", task="binary")
+    assert capsys.readouterr().err == ""
+
+
+def test_inputs_that_need_scaling_are_told(capsys):
+    rng = np.random.default_rng(0)
+    table = np.stack([rng.normal(0, 1, 240), rng.normal(130, 15, 240), np.full(240, 2020), rng.normal(0, 400, 240)], 1)
+    y = np.arange(240) % 3
+    said = (
+        r"3 of 4 inputs are large or far from 0 compared with how they vary, the first is column 1 \(mean 1..?, spread "
+        r"1.*standardise them \(docs/data.md, Scaling\)\n"
+    )
+    for name, make in (
+        ("mine", lambda: federate(table, y, clients=3, partition="iid", name="mine")),
+        ("theirs", lambda: Federation.from_clients([(table, y)], name="theirs")),
+    ):
+        for _ in range(2):  # said once
+            make()
+        assert re.fullmatch(f"warning: {name}: {said}", capsys.readouterr().err)
+    for x in (
+        (table - table.mean(0)) / [1, 15, 1, 400],
+        rng.random((240, 4)) * 255,  # as bytes are
+        rng.integers(18, 90, (240, 4)),
+        (rng.random((240, 4)) < 0.01) * 1.0,
+        np.ones((240, 4)),
+        {"image": table[:, None, :], "age": table[:, 1]},
+        table[:, None, :],  # a signal
+    ):
+        federate(x, y, clients=3, partition="iid")
+    assert capsys.readouterr().err == ""

@@ -197,6 +197,28 @@ def test_a_client_may_lack_classes(tmp_path, monkeypatch):
         client_data.own_data(terms, 0, "arrays:off.npz")
 
 
+def test_owners_of_one_clients_data_are_told(tmp_path, monkeypatch, capsys):
+    """They may be a hospital's patients, or a file of everybody's that was not meant."""
+    monkeypatch.chdir(tmp_path)
+    new("fedavg", "digits-cnn", "1x8x8")
+    admit("site-0")
+    terms = Terms.read("fed.toml")
+    arrays = {"x": np.zeros((40, 1, 8, 8), dtype=np.float32), "y": np.arange(40) % 10}
+    for owners, said in (
+        (
+            ["ana", "bo"] * 20,
+            "2 owners, all of whom are one client here: ana, bo; if each is to be a client, save a file",
+        ),
+        (np.arange(40) % 8 + 1, "8 owners, all of whom are one client here: 1, 2, 3, 4, 5 and 3 more; if"),
+    ):
+        np.savez("several.npz", **arrays, owners=owners)
+        assert client_data.own_data(terms, 0, "arrays:several.npz").sizes().sum() == 40
+        assert f"warning: 'arrays:several.npz' has examples of {said}" in capsys.readouterr().err
+    np.savez("one.npz", **arrays, owners=["ana", ""] * 20)
+    client_data.own_data(terms, 0, "arrays:one.npz")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_method_of_peers_has_nothing_to_join(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     new("dispfl", "digits-cnn", "1x8x8")

@@ -255,7 +255,9 @@ def test_resume_on_other_data_or_another_model(federation, tmp_path):
     other = sp.Federation.from_clients([(*blobs(k, 40 + k), *blobs(200 + k, 20)) for k in range(CLIENTS)])
     with pytest.raises(sp.SparsonaError, match="the data is not that of"):
         sp.resume(path, other, net)
-    with pytest.raises(sp.SparsonaError, match="the model is not that of"):
+    with pytest.raises(
+        sp.SparsonaError, match=r"/run': it has \d+ parameters\n  expected: the \d+ parameters of the run"
+    ):
         sp.resume(path, federation, nn.Linear(6, CLASSES))
     with pytest.raises(sp.SparsonaError, match="on its own data"):
         sp.resume(path, model=net)
@@ -263,17 +265,45 @@ def test_resume_on_other_data_or_another_model(federation, tmp_path):
         sp.resume(path, federation)
     assert (path / "checkpoint" / "manifest.json").read_bytes() == before
     assert sp.resume(path, federation, net).summary["rounds"] == 4
+    bare = net()
+    bare[3].register_parameter("bias", None)
+    for model, words in (  # now the folder has the shared model
+        (
+            lambda: nn.Sequential(nn.Linear(6, CLASSES)),
+            r"its '0.weight' has shape \[4, 6\]\n  expected: one of shape \[24, 6\]",
+        ),
+        (nn.Linear(6, CLASSES), r"its 'weight' has shape \[4, 6\]\n  expected: no parameter of that name"),
+        (bare, r"it has no '3.bias'\n  expected: one of shape \[4\], as in the run"),
+    ):
+        with pytest.raises(sp.SparsonaError, match=words):
+            sp.load(path, federation, model).personal_model(0)
 
 
 def test_resume_of_what_is_no_run(federation, tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere"):
+    for path, words in ((tmp_path, "is not a run"), (tmp_path / "nowhere", "there is no run '")):
         for read in (sp.resume, sp.load):
-            with pytest.raises(sp.SparsonaError, match="is not a run"):
+            with pytest.raises(sp.SparsonaError, match=words):
                 read(path)
+    for read in (sp.resume_comparison, sp.load_comparison):
+        with pytest.raises(
+            sp.SparsonaError, match=r"there is no run 'nowhere'\n  expected: a folder, or a name in \./runs"
+        ):
+            read("nowhere")
     sp.compare(["local"], federation, net, out=tmp_path / "both", **{**OPTIONS, "rounds": 1})
     for read in (sp.resume, sp.load):
         with pytest.raises(sp.SparsonaError, match="is a comparison\n  expected: a run"):
             read(tmp_path / "both", federation, net)
+
+
+def test_runs_are_found_by_name_in_runs(federation, tmp_path, monkeypatch):
+    """As on the command line."""
+    monkeypatch.chdir(tmp_path)
+    run = sp.train("local", federation, net, out="runs/spa", **{**OPTIONS, "rounds": 1})
+    assert np.array_equal(sp.load("spa").accuracies(), run.accuracies())
+    assert np.array_equal(sp.resume("spa", federation, net).accuracies(), run.accuracies())
+    both = sp.compare(["local"], federation, net, out="runs/both", **{**OPTIONS, "rounds": 1})
+    assert sp.load_comparison("both").table() == both.table()
+    assert sp.resume_comparison("both", federation, net).table() == both.table()
 
 
 def test_compare_on_own_data(federation, tmp_path):

@@ -122,18 +122,29 @@ def _row(made: Exported, name: str) -> dict[str, str]:
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE.npz",
-    help="Arrays x and y (or x_test, y_test).",
+    help="Arrays x and y (or x_test, y_test), and perhaps owners.",
 )
+@click.option("--all-rows", is_flag=True, help="Every model on all rows, whoever owns them.")
 @GUARDED
 @JSON
-def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, guarded: bool, as_json: bool) -> None:
+def evaluate(
+    path: str,
+    clients: tuple[str, ...],
+    is_shared: bool,
+    data: Path,
+    all_rows: bool,
+    guarded: bool,
+    as_json: bool,
+) -> None:
     """Evaluate models of RUN on new data. RUN is a folder, or its name in ./runs.
 
     x has examples as the run's data had them (images of bytes as bytes, not normalised), y their labels. Of one model
-    a row for each class and the confusion matrix are shown as well. The run's own data is not needed.
+    a row for each class and the confusion matrix are shown as well. Where the file has owners, a client's model is
+    evaluated on that client's rows, and the shared model on all. The run's own data is not needed.
 
     \b
       sparsona evaluate spa --client 7 --data new.npz
+      sparsona evaluate spa --client all --data new.npz
       sparsona evaluate spa --client 1 --client 2 --global --data new.npz --json
     """
     if not clients and not is_shared:
@@ -142,18 +153,16 @@ def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, g
             expected="--client NUMBER, or --global for the shared model",
             hint=f"sparsona evaluate {path} --client 0 --data {data}",
         )
+    from sparsona.data.readers.npz import read_new
     from sparsona.experiment import train as api
-    from sparsona.experiment.new_data import read_new
     from sparsona.runs.listing import find_run
 
     run = api.load(find_run(path))
-    x, y = read_new(data)
+    x, y, owners = read_new(data)
     clients = tuple(dict.fromkeys(clients))
-    which: list[Any] = list(clients)
-    if clients == ("all",):
-        which = list(range(run.config["clients"]))
-    found = run.evaluate([*which, *([None] if is_shared else [])], x, y, guarded)
-    if (names := found.client_names) and clients != ("all",):
+    which = [*clients, *([None] if is_shared else [])]
+    found = run.evaluate(which, x, y, guarded, owners=None if all_rows else owners)
+    if (names := found.client_names) and "all" not in clients:
         _say_whose(clients, [names[one.client] for one in found.results if one.client is not None])
     if as_json:
         echo(json.dumps(found.as_dict()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
@@ -85,6 +86,8 @@ class Task:
                 f"the model is a {type(model).__name__}",
                 expected="a torch.nn.Module, a function that builds one, or the name of a network",
             )
+        if not isinstance(model, nn.Module):
+            _check_builder(model)
         self._start = _copied(model) if isinstance(model, nn.Module) else model
         self._given: dict[str, Tensor] = {}
         self.packing = packing
@@ -506,6 +509,23 @@ class Task:
         for layer in module.modules():
             _state_sizes(layer)
         return module.eval()
+
+
+def _check_builder(model: Builder) -> None:
+    """Refuse a function or class that cannot be called without arguments."""
+    try:
+        parameters = inspect.signature(model).parameters.values()
+    except (TypeError, ValueError):  # of some that are written in C; called, they say it themselves
+        return
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
+    if needed:
+        name = getattr(model, "__name__", type(model).__name__)
+        raise SparsonaError(
+            f"the model is {name}, which needs arguments to be called: {', '.join(needed)}",
+            expected="a torch.nn.Module that was built, or a function without arguments that builds one",
+            hint=f"model={name}(...), or lambda: {name}(...) for other weights with each seed",
+        )
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -6,9 +6,10 @@ To add a data set, write its reader in `readers/` and one entry here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 
 from sparsona.core import spec
-from sparsona.core.errors import unknown_name
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.reading import expand
 from sparsona.data.card import Download, Mirror, Normalisation, OwnData, SourceCard
 
@@ -373,6 +374,13 @@ _CARDS = (
 # The data sets by name: `SOURCES["cifar10"].num_examples`.
 SOURCES: dict[str, SourceCard] = {card.name: card for card in _CARDS}
 
+_TABLES = {  # by the suffix of a file, the function of pandas that reads it
+    ".csv": "read_csv",
+    ".tsv": "read_table",
+    ".xlsx": "read_excel",
+    ".parquet": "read_parquet",
+}
+
 OWN: dict[str, OwnData] = {
     "arrays": OwnData(
         "arrays:PATH.npz",
@@ -437,10 +445,43 @@ def own_spec(text: str) -> str:
         return text
 
 
+def how_to_save(path: str | PurePath) -> str:
+    """How a file of another kind becomes one that is read.
+
+    Args:
+        path: the file; what it is, its name says.
+
+    Returns:
+        A line of Python.
+
+    Example:
+        >>> how_to_save("data.npy")
+        "numpy.savez('data.npz', x=numpy.load('data.npy'), y=labels)"
+    """
+    path = PurePath(path)
+    target = str(path.with_suffix(".npz"))
+    if path.suffix.lower() == ".npy":
+        return f"numpy.savez({target!r}, x=numpy.load({str(path)!r}), y=labels)"
+    read = _TABLES.get(path.suffix.lower())
+    if read is None:
+        return f"numpy.savez({target!r}, x=inputs, y=labels); a CSV table is first read with pandas.read_csv"
+    columns = "x=frame[[...]].to_numpy(float), y=frame['...']"
+    return (
+        f"frame = pandas.{read}({str(path)!r}); numpy.savez({target!r}, {columns}); "
+        "or in Python sparsona.federate(frame, target='...'): see docs/data.md"
+    )
+
+
 def parse_spec(text: str) -> tuple[str, str]:
     """A name and a path: the name of a data set and "", or a name of `OWN` and the path of the user's files."""
     found = spec.parse("data set", own_spec(text))
     name, path = found.name, found.argument
     if not (name in SOURCES and path is None) and not (name in OWN and path):
+        if PurePath(text.strip()).suffix.lower() in (".npy", *_TABLES):
+            raise SparsonaError(
+                f"'{text.strip()}': files of this kind are not read",
+                expected=f"{', '.join(own.form for own in OWN.values())}, or the name of a data set",
+                hint=how_to_save(text.strip()),
+            )
         raise unknown_name("data set", text, [*SOURCES, *(own.form for own in OWN.values())])
     return name, path or ""

@@ -28,6 +28,7 @@ from sparsona.data.partition.by_owner import (
     describe_left_out,
     find_by_owner,
     keep_eligible,
+    known_owners,
     number_owners,
 )
 from sparsona.data.pool import Array, Pool, View
@@ -130,7 +131,13 @@ def federate(
             task=task,
             **options,
         )
-    table = read_pool(x, y, Columns(target, inputs, owner), seed)
+    if isinstance(owners, str | bytes):
+        raise SparsonaError(
+            f"owners = {owners!r}, a text",
+            expected="whose each row is: a name or a number for each",
+            hint=f"owner={owners!r} takes that column of a table",
+        )
+    table = read_pool(x, y, Columns(target, inputs, owner, owners), seed)
     if table.num_train is not None and num_train is None:
         num_train = table.num_train
     if owners is None:
@@ -138,7 +145,7 @@ def federate(
     if view is None and table.is_image:
         view = View()  # bytes are stored as such, and divided by 255
     classes = table.class_names if class_names is None else clean_names(class_names, "classes")
-    of_owners, whose = None, None
+    of_owners, whose, known = None, None, None
     if owners is not None:
         owners, of_owners = owner_names(owners)
         owners = validate.check_owners(owners).numpy()
@@ -155,7 +162,7 @@ def federate(
     validate.check_lengths(x, y)
     if not len(x):
         raise SparsonaError("no examples", expected="at least one row in x and y")
-    num_classes = validate.count_outputs(y, num_classes, x, task, classes)
+    num_classes = validate.count_outputs(y, num_classes, x, task, classes, requested)
     if num_train is not None and not 0 < num_train < len(x):
         raise SparsonaError(
             f"num_train is {num_train} of {len(x)} examples", expected="some examples to train on and some to test on"
@@ -163,6 +170,7 @@ def federate(
     if owners is not None:
         if len(owners) != len(x):
             raise SparsonaError(f"{len(owners)} owners for {len(x)} examples", expected="one owner per example")
+        known = None if of_owners else known_owners(owners)
         owners = number_owners(owners)
     pool = Pool(
         name,
@@ -176,6 +184,7 @@ def federate(
         packing=packing,
         owner_names=of_owners,
         class_names=classes,
+        owner_numbers=known,
     )
     if partition is None:
         partition = SplitPlan.partition if owners is None else "natural"
@@ -189,6 +198,9 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
     and one test example, and one for validation if it has three or more and `validation_rate` is not 0. Where examples
     overlap, a client's parts are blocks in order, without the examples between them that overlap with both.
     """
+    validate.warn_of_one_class(pool.name, pool.task, pool.y, pool.num_classes)
+    if pool.packing is None:
+        validate.warn_of_scale(pool.name, pool.x)
     partition, _ = parse(plan.partition)
     holdout = choose_holdout(plan, partition, pool)
     if not 0 < plan.data_rate <= 1:
@@ -223,6 +235,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         parts = partition_labels(plan.partition, labels, plan.clients, seeds.shared("partition"), min_size)
         dealt = [rows[mine] for mine in parts]
     names = None if pool.owner_names is None or not owners else tuple(pool.owner_names[one] for one in owners)
+    numbers = None if pool.owner_numbers is None or not owners else tuple(pool.owner_numbers[owners].tolist())
     dealt = [_limit(mine, plan.max_examples, seeds.of(client)) for client, mine in enumerate(dealt)]
     draw = TESTS[holdout.name].draw
     tests = None if draw is None else draw(Published(pool, end, dealt, owners, holdout.per_client, seeds))
@@ -258,6 +271,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         pool.packing,
         client_names=names,
         class_names=pool.class_names,
+        client_owners=numbers,
     )
 
 

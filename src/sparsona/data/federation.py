@@ -47,6 +47,7 @@ from sparsona.data.split_plan import SplitPlan, check_arguments
 
 MANIFEST = "federation.json"
 PIECE = 2**24  # bytes of examples that a digest gathers at a time
+GIVEN_TEST = "given"  # test examples are those that clients brought
 FORMAT, PACKED_FORMAT = 2, 3  # the second with several inputs, which versions that know only the first cannot read
 
 
@@ -69,6 +70,8 @@ class Federation:
         train_counts: Of a federation without its examples, how many of each class each client trains on.
         client_names: What clients are called in results, in order; None: by their numbers.
         class_names: What classes are called, likewise.
+        client_owners: Of clients without names, the numbers of the owners that they are in the user's data; None: they
+            are no owners, or of a data set of the catalog.
 
     Example:
         >>> import numpy as np
@@ -85,13 +88,14 @@ class Federation:
     num_classes: int
     name: str = "arrays"
     view: View = field(default_factory=View)
-    tested_on: str = "given"
+    tested_on: str = GIVEN_TEST
     left_out: Mapping[str, int] = field(default_factory=dict)
     task: str = "auto"
     packing: Packing | None = None
     train_counts: Array | None = field(default=None, repr=False)
     client_names: Names = None
     class_names: Names = None
+    client_owners: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.task == "auto":
@@ -499,6 +503,7 @@ class Federation:
             "task": self.task,
             "client_names": self.client_names,
             "class_names": self.class_names,
+            "client_owners": self.client_owners,
         }
         if self.packing is not None:
             manifest["packing"] = self.packing.as_json()
@@ -545,6 +550,8 @@ class Federation:
             known = {key: manifest[key] for key in ("num_classes", "name", "tested_on")}
             known |= {"left_out": manifest.get("left_out", {}), "task": manifest.get("task", "auto")}
             known |= {key: manifest.get(key) for key in ("client_names", "class_names")}
+            if (owners := manifest.get("client_owners")) is not None:
+                known["client_owners"] = tuple(map(int, owners))
             return cls(*tensors, splits, view=view, packing=packing, **known)
         except (OSError, ValueError, KeyError, TypeError, EOFError, SparsonaError) as error:
             why = error.what if isinstance(error, SparsonaError) else error
@@ -693,7 +700,10 @@ class Federation:
         if not (lacks := sizes[:, 0] > 0).all():
             raise no_data(name_of(names, int(np.flatnonzero(~lacks)[0])), 0, "train ")
         x, y = torch.cat(xs), torch.cat(ys)
-        num_classes = validate.count_outputs(y, num_classes, x, task, classes)
+        num_classes = validate.count_outputs(y, num_classes, x, task, classes, requested)
+        validate.warn_of_one_class(name, task, y, num_classes)
+        if packing is None:
+            validate.warn_of_scale(name, x.numpy())
         parts: list[set[str]] = [set() for _ in clients]
         for index, part, _ in found:
             parts[index].add(part)
@@ -706,6 +716,7 @@ class Federation:
             )
         splits = ClientIndex(torch.from_numpy(entries), counts)
         shown = view or View()
+        tested_on = _tested_on(parts, counts)
         return cls(
             x,
             y,
@@ -713,6 +724,7 @@ class Federation:
             num_classes,
             name,
             shown,
+            tested_on,
             task=task,
             packing=packing,
             client_names=names,
@@ -724,6 +736,13 @@ def _as_bytes(array: Array) -> memoryview:
     """The values of an array, for a digest."""
     found: memoryview = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return found
+
+
+def _tested_on(parts: Sequence[set[str]], counts: Array) -> str:
+    """How the test examples of clients were chosen that brought their data, as a federation says it."""
+    tested = np.flatnonzero(counts[:, PARTS.index("test")]).tolist()
+    is_split = [ALL in parts[client] for client in tested]
+    return "split" if all(is_split) else f"{GIVEN_TEST}, for some clients split" if any(is_split) else GIVEN_TEST
 
 
 def _split_parts(

@@ -5,6 +5,7 @@ The last two are known by their attributes: neither package is needed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -28,20 +29,26 @@ from sparsona.data.client_index import PARTS
 from sparsona.data.names import Names, clean_name, clean_names
 from sparsona.data.pool import Array
 from sparsona.data.readers.images import channels_first
-from sparsona.data.validate import Owners, describe_rows
+from sparsona.data.validate import Owners, as_array, describe_rows
 
 TARGETS = ("label", "labels", "target", "y")  # columns that are taken for the target where none is named
+NAMED = 5  # columns that a hint names
 ALL = "all"  # in place of a part: everything of a client, still to be split
+_SPACE = re.compile(r"^(?:\s|\\[tnr]|\\xa0)+|(?:\s|\\[tnr]|\\xa0)+$")  # around a name, as clean_name writes it
 MAX_EXAMPLES = 100_000_000  # of an iterable dataset, which may have no end
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table are what: names as the user gave them."""
+    """Which columns of a table are what: names as the user gave them.
+
+    `owners`: those of the examples, where they were given apart from the table.
+    """
 
     target: str | None = None
     inputs: str | Sequence[str] | None = None
     owner: str | None = None
+    owners: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +95,7 @@ def read_client(client: Any, where: str, columns: Columns, seed: int) -> dict[st
     if isinstance(client, list | tuple) and len(client) in (4, 6):
         parts = ("train", "test") if len(client) == 4 else PARTS
         return {
-            part: Given(_inputs(x, f"{where}, {part}"), y)
+            part: _pair(x, y, f"{where}, {part}", columns)
             for part, x, y in zip(parts, client[::2], client[1::2], strict=True)
         }
     if isinstance(client, list | tuple) and len(client) != 2:
@@ -109,13 +116,21 @@ def is_clients(source: Any) -> bool:
 def read_pool(x: Any, y: Any, columns: Columns, seed: int) -> Given:
     """Examples of all owners together: arrays, a table, or a dict of tables for training and testing."""
     if y is not None:
-        if is_table(x) and not _is_frame(x):
+        if _is_frame(x):
+            return _from_frame(x, "the data", columns, y)
+        if is_table(x):
             raise SparsonaError(
                 f"a {type(x).__name__} together with y",
                 expected="one of the two: such data has its targets with it",
                 hint="leave y out; target='label' names the column of a table",
             )
-        return Given(_inputs(x, "x"), y)
+        if named := [name for name in ("target", "inputs", "owner") if getattr(columns, name) is not None]:
+            raise SparsonaError(
+                f"{named[0]}= names a column, and x is a {type(x).__name__}",
+                expected="a table, such as a data frame",
+                hint="owners= takes whose each row is" if named[0] == "owner" else f"leave {named[0]} out",
+            )
+        return Given(x, y)
     if not (is_table(x) or isinstance(x, Mapping)):
         raise SparsonaError("x without y", expected="the targets of the examples", hint="federate(x, y, clients=20)")
     if not (isinstance(x, Mapping) and set(x) & set(PARTS)):
@@ -148,7 +163,7 @@ def read_pool(x: Any, y: Any, columns: Columns, seed: int) -> Given:
 def read_examples(source: Any, where: str, columns: Columns, seed: int) -> Given:
     """The inputs and targets of (x, y), a Dataset, a DataLoader or a table."""
     if isinstance(source, list | tuple) and len(source) == 2 and not is_table(source[1]):
-        return Given(_inputs(source[0], where), source[1])
+        return _pair(source[0], source[1], where, columns)
     if isinstance(source, DataLoader):
         return _from_items(_loader_items(source, where), where, columns, seed)
     if _is_frame(source):
@@ -210,6 +225,7 @@ def name_classes(
         names = clean_names(
             sorted({text for array in arrays if array is not None for text in array.tolist()}), "classes"
         )
+        _refuse_twins(names, f"{wheres[0] if len(wheres) == 1 else ''}labels", "y")
     number = {name: place for place, name in enumerate(names)}
     numbered: list[Any] = []
     for y, array, where in zip(targets, arrays, wheres, strict=True):
@@ -238,7 +254,21 @@ def owner_names(owners: Any) -> tuple[Array, Names]:
         return _fill_gaps(np.asarray(owners)), None
     found, numbers = np.unique(texts, return_inverse=True)
     has_unknown = len(found) > 0 and found[0] == ""
-    return numbers.reshape(-1) - int(has_unknown), clean_names(found[int(has_unknown) :].tolist(), "owners")
+    names = clean_names(found[int(has_unknown) :].tolist(), "owners")
+    _refuse_twins(names, "owners", "owners")
+    return numbers.reshape(-1) - int(has_unknown), names
+
+
+def _refuse_twins(names: Sequence[str], what: str, argument: str) -> None:
+    """Refuse names that differ in white space around them alone: one class, or one person, would be two."""
+    first: dict[str, str] = {}
+    for name in names:
+        if (twin := first.setdefault(_SPACE.sub("", name), name)) != name:
+            raise SparsonaError(
+                f"{what} that differ in white space alone: {twin!r} and {name!r}",
+                expected="one text for each",
+                hint=f"{argument} = [text.strip() for text in {argument}]",
+            )
 
 
 def _fill_gaps(numbers: Array) -> Array:
@@ -275,7 +305,9 @@ def _texts(values: Any) -> Array | None:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or value in ("", b"") or (isinstance(value, float) and value != value) or repr(value) == "<NA>"
+    if isinstance(value, str | bytes):
+        return not value
+    return value is None or (isinstance(value, float) and value != value) or repr(value) == "<NA>"
 
 
 def _is_frame(value: Any) -> bool:
@@ -345,39 +377,91 @@ def _from_items(items: Iterator[Any], where: str, columns: Columns, seed: int) -
     return Given(x, _stack([y for _, y in found], f"{where}: y")[0], None, None, is_image)
 
 
-def _from_frame(frame: Any, where: str, columns: Columns) -> Given:
+def _from_frame(frame: Any, where: str, columns: Columns, y: Any = None) -> Given:
+    """The columns of a frame; with `y`, its targets are given apart from it."""
     names = [str(name) for name in frame.columns]
     if twice := [name for name in names if names.count(name) > 1]:
         raise SparsonaError(f"{where}: two columns are called '{twice[0]}'", expected="a name of its own for each")
     by_name = dict(zip(names, frame.columns, strict=True))
-    target, inputs, owner = _choose(names, where, columns)
-    table = {name: frame[by_name[name]] for name in (*inputs, target, *([owner] if owner else []))}
+    target, inputs, owner = _choose(names, where, columns, y is None)
+    table = {name: frame[by_name[name]] for name in (*inputs, *filter(None, (target, owner)))}
+    _refuse_owners_among({name: table[name] for name in inputs}, where, columns)
     x = _frame_inputs({name: table[name] for name in inputs}, where)
-    return Given(x, np.asarray(table[target]), None if owner is None else np.asarray(table[owner]))
+    return Given(
+        x, y if target is None else np.asarray(table[target]), None if owner is None else np.asarray(table[owner])
+    )
 
 
-def _inputs(x: Any, where: str) -> Any:
-    """Inputs that are given apart from their targets: of a frame, all columns."""
+def _pair(x: Any, y: Any, where: str, columns: Columns) -> Given:
+    """Inputs that are given apart from their targets."""
     if _is_frame(x):
-        return _frame_inputs({str(name): x[name] for name in x.columns}, where)
+        return _from_frame(x, where, columns, y)
     if is_table(x):
         raise SparsonaError(
             f"{where}: a {type(x).__name__} together with y", expected="one of the two: it has its targets with it"
         )
-    return x
+    return Given(x, y)
+
+
+def _refuse_owners_among(inputs: Mapping[str, Any], where: str, columns: Columns) -> None:
+    """Refuse a column among the inputs that says whose each example is, unless it was named as an input."""
+    if columns.owners is None or columns.inputs is not None:
+        return
+    given = columns.owners  # numpy would make a text of NaN in a list
+    owners = np.array(given, dtype=object) if isinstance(given, list | tuple) else as_array("owners", given, "")
+    for name, column in inputs.items():
+        if _are_same(np.asarray(column), owners):
+            raise SparsonaError(
+                f"{where}: the column '{clean_name(name)}' has the owners, and is among the inputs",
+                expected="inputs that do not say whose an example is",
+                hint=f"owner={name!r} in place of owners= takes it out of them; inputs=[...] that name it keep it",
+            )
+
+
+def _are_same(values: Array, others: Array) -> bool:
+    if values.ndim != 1 or values.shape != others.shape:
+        return False
+    pairs = zip(values.tolist(), others.tolist(), strict=True)
+    try:
+        return all(_is_missing(other) if _is_missing(one) else bool(one == other) for one, other in pairs)
+    except (TypeError, ValueError):  # cells that are arrays, or of which one is missing
+        return False
 
 
 def _frame_inputs(columns: Mapping[str, Any], where: str) -> Array:
     """Columns of a frame side by side."""
     found = {name: _numbers(column) for name, column in columns.items()}
     if text := [name for name, array in found.items() if array is None]:
-        kinds = ", ".join(f"'{clean_name(name)}' ({columns[name].dtype})" for name in text[:5])
+        kinds = ", ".join(f"'{clean_name(name)}' ({columns[name].dtype})" for name in text[:NAMED])
         raise SparsonaError(
             f"{where}: columns that are no numbers: {kinds}",
             expected="numbers in every input column",
-            hint=f"frame = pandas.get_dummies(frame, columns={text[:5]!r}), or choose columns with inputs=[...]",
+            hint=_hint_numbers({name: columns[name] for name in text}),
         )
     return np.stack([np.asarray(array, np.float32) for array in found.values()], axis=1)
+
+
+def _hint_numbers(columns: Mapping[str, Any]) -> str:
+    """What to do with columns of a frame that are no numbers."""
+    left = [name for name, column in columns.items() if _is_no_category(column)]
+    categories = [name for name in columns if name not in left]
+    hints = []
+    if left:
+        hints.append(
+            f"leave out {', '.join(repr(clean_name(name)) for name in left[:NAMED])}, times or texts that "
+            "nearly every row has its own of: inputs=[...] names the columns to use"
+        )
+    if categories:
+        hints.append(f"frame = pandas.get_dummies(frame, columns={categories[:NAMED]!r}) makes numbers of categories")
+    return "; ".join(hints) if left else f"{hints[0]}; or choose columns with inputs=[...]"
+
+
+def _is_no_category(column: Any) -> bool:
+    """Whether a column of no numbers has times, or a value of its own in more than half of the rows."""
+    array = np.asarray(column)
+    if array.dtype.kind in "mM" or any(hasattr(value, "isoformat") for value in array[:1].tolist()):
+        return True
+    return len({repr(value) for value in array.tolist()}) > max(2, len(array) / 2)
 
 
 def _numbers(column: Any) -> Array | None:
@@ -397,6 +481,7 @@ def _from_columns(table: Mapping[str, Any], where: str, columns: Columns) -> Giv
         x, is_image = _stack(table[inputs[0]], f"{where}: '{inputs[0]}'")
         return Given(x, y, owners, None, is_image)
     found = {name: np.asarray(_stack(table[name], f"{where}: '{name}'")[0]) for name in inputs}
+    _refuse_owners_among(found, where, columns)
     if text := [name for name, array in found.items() if array.dtype.kind not in "fiub"]:
         raise SparsonaError(
             f"{where}: columns that are no numbers: {', '.join(map(repr, text[:5]))}",
@@ -408,20 +493,28 @@ def _from_columns(table: Mapping[str, Any], where: str, columns: Columns) -> Giv
     return Given(np.stack([np.asarray(array, np.float32) for array in found.values()], axis=1), y, owners)
 
 
-def _choose(names: Sequence[str], where: str, columns: Columns) -> tuple[str, list[str], str | None]:
-    """The columns for the target, the inputs and the owner."""
+def _choose(
+    names: Sequence[str], where: str, columns: Columns, has_target: bool = True
+) -> tuple[str | None, list[str], str | None]:
+    """The columns for the target, the inputs and the owner; no target unless the table has it."""
     inputs = [columns.inputs] if isinstance(columns.inputs, str) else columns.inputs
     for name in filter(None, (columns.target, columns.owner, *(inputs or ()))):
         if name not in names:
             raise unknown_name(f"column of {where}:", name, names)
     target = columns.target
-    if target is None:
+    if target is not None and not has_target:
+        raise SparsonaError(
+            f"{where}: target={target!r} together with y", expected="one of the two", hint="leave y out"
+        )
+    if target is None and has_target:
         likely = [name for name in names if name in TARGETS and name != columns.owner]
         if len(likely) != 1:
+            others = [name for name in likely or names if name != columns.owner]
             raise SparsonaError(
-                f"{where}: no column is named as the target",
+                f"{where}: "
+                + (f"targets may be in {' or '.join(likely)}" if likely else "no column is named as the target"),
                 expected=f"target= one of {', '.join(names[:20])}" + ", ..." * (len(names) > 20),
-                hint="target='label', if that is the name of the column",
+                hint=f"target={others[-1]!r}, if that is what is to be predicted" if others else "",
             )
         target = likely[0]
     chosen = [name for name in names if name not in (target, columns.owner)] if inputs is None else list(inputs)

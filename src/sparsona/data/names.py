@@ -16,6 +16,7 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.printable import printable
 
 MAX_LENGTH = 200
+LISTED = 5  # names in a message
 MAX_FILE_BYTES = 120  # of a name in that of a file: file systems take 255 bytes in all
 
 Names = tuple[str, ...] | None
@@ -81,6 +82,23 @@ def name_of(names: Sequence[str] | None, index: int) -> str:
         ('south', '1')
     """
     return names[index] if names else str(index)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message, of many the first.
+
+    Args:
+        names: of clients or owners.
+
+    Returns:
+        Those names.
+
+    Example:
+        >>> listed(["ana", "bo"]), listed(list("abcdefg"))
+        ('ana, bo', 'a, b, c, d, e and 2 more')
+    """
+    more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
 
 
 def find_client(key: Any, names: Sequence[str] | None, count: int) -> int:

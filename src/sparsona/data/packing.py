@@ -88,7 +88,7 @@ def _numbers(array: Any, label: str, owners: validate.Owners) -> tuple[Tensor, s
     values = validate.as_array("x", array, label)
     if not values.ndim:
         raise SparsonaError(f"{label}one number", expected="an array with one row per example")
-    found = validate.check_inputs(values, label, owners=owners)
+    found = validate.check_inputs(values, label, owners=owners, is_one_of_several=True)
     if values.dtype.kind == "f":
         return found, "float32"
     if values.dtype.kind == "b":

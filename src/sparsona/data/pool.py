@@ -90,7 +90,8 @@ class Pool:
     `overlap`: an owner's examples are in order, and each has content in common with so many that follow it (windows
     that slide over a text): a model trained on one has seen the others in part. `task`: as in Federation. `packing`: a
     row of `x` is several inputs, packed. `owner_names` and `class_names` are the names of owners 0, 1, ... and of
-    classes 0, 1, ...; None: they have none.
+    classes 0, 1, ...; None: they have none. `owner_numbers`: what owners 0, 1, ... without names were numbered by the
+    user.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Pool:
     packing: Packing | None = None
     owner_names: Names = None
     class_names: Names = None
+    owner_numbers: Array | None = None
 
     def __post_init__(self) -> None:
         self.view.check(self.x.shape[1:])

@@ -10,23 +10,36 @@ import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.printable import warn_once
 from sparsona.core.targets import TASKS
 from sparsona.core.tokens import NUM_SPECIAL
-from sparsona.data.names import Names, name_of
+from sparsona.data.names import Names, listed, name_of
 from sparsona.data.pool import Array
 
-SOME = 5  # values or owners that an error lists
+SOME = 5  # classes that an error lists
+# Labels are taken for quantities, such as ages, where so many values occur, each in few examples.
+MANY_VALUES, FEW_EXAMPLES = 30, 20
+# Columns of a table are far from 0, or wide, for a network that is made for inputs of about 1.
+FAR, FAR_IN_SPREADS, WIDE = 10, 5, 100
+SAMPLED = 10_000_000  # numbers that are looked at for it
+AS_NUMBERS = 'task="regression"'  # in errors, the command line makes an option of it
 
 Owners = tuple[Array, Names] | None  # of examples, as `owner_names` returns them; None: not known
 
 
 def check_inputs(
-    x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: bool = False, owners: Owners = None
+    x: Any,
+    where: str = "",
+    *,
+    as_bytes: bool = False,
+    as_tokens: bool = False,
+    owners: Owners = None,
+    is_one_of_several: bool = False,
 ) -> Tensor:
     """Inputs as a contiguous float32 tensor without NaN; not copied if they are that already.
 
-    With `as_bytes`, uint8 stays uint8; with `as_tokens`, whole numbers become int32. An error says whose examples are
-    wrong.
+    With `as_bytes`, uint8 stays uint8; with `as_tokens`, whole numbers become int32. An example may be a single number
+    if `x` is one of several inputs. An error says whose examples are wrong.
     """
     array = as_array("x", x, where)
     if array.dtype.kind not in "fiub" or not array.ndim:
@@ -34,6 +47,12 @@ def check_inputs(
             f"{where}x is an array of {array.dtype} of shape {array.shape}",
             expected="one row of real numbers per example",
             hint="convert it with x.astype(numpy.float32)",
+        )
+    if array.ndim == 1 and array.size and not is_one_of_several:
+        raise SparsonaError(
+            f"{where}x has shape {array.shape}: an example is a single number, without a dimension",
+            expected="one row per example, shape (N, ...)",
+            hint="x and y may be swapped; if each example is one number, pass x.reshape(-1, 1)",
         )
     if as_tokens:
         if array.dtype.kind not in "iu" or array.ndim != 2 or (array.size and array.min() < 0):
@@ -67,8 +86,7 @@ def describe_rows(rows: Array, count: int, owners: Owners) -> str:
     whose = ""
     if owners is not None and len(owners[0]) == count:  # otherwise refused later
         found = [name_of(owners[1], owner) for owner in np.unique(owners[0][rows]).tolist() if owner >= 0]
-        more = f" and {len(found) - SOME:,} more" if len(found) > SOME else ""
-        whose = f", of owner{'s' * (len(found) > 1)} {', '.join(found[:SOME])}{more}" if found else ""
+        whose = f", of owner{'s' * (len(found) > 1)} {listed(found)}" if found else ""
     return f"{len(rows)} of {count} examples{whose}, the first is example {rows[0]}"
 
 
@@ -96,6 +114,17 @@ def as_array(name: str, value: Any, where: str) -> Array:
         ) from error
 
 
+def what_is_in(array: Array) -> str:
+    """': 3 of 24 are not whole', for after a type: it says of what kind values are, and none of them, which may be
+    people's."""
+    if array.dtype.kind == "f":
+        count = np.count_nonzero(array != np.round(array))
+        return f": {count:,} of {array.size:,} are not whole" if count else f": all {array.size:,} are whole"
+    if array.dtype.kind == "O":
+        return f": {', '.join(sorted({type(value).__name__ for value in array.reshape(-1).tolist()}))}"
+    return ""
+
+
 def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
     """Labels as an int64 tensor of one dimension; with `as_tokens`, of two dimensions if they have two."""
     y = as_array("y", y, where)
@@ -109,12 +138,13 @@ def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
             "y.argmax(1) if rows are one-hot",
         )
     if y.dtype.kind not in "iu" and len(y):
-        some = ", ".join(map(repr, y[:3].tolist()))
-        hint = 'y.astype(numpy.int64) if they are classes, task="regression" if they are numbers'
+        hint = f"y.astype(numpy.int64) if they are classes, {AS_NUMBERS} if they are quantities"
         if y.dtype.kind not in "fb":
             hint = "number them with numpy.unique(y, return_inverse=True)[1]"
         raise SparsonaError(
-            f"{where}labels of type {y.dtype}: {some}, ...", expected="whole numbers from 0, one per class", hint=hint
+            f"{where}labels of type {y.dtype}{what_is_in(y)}",
+            expected="whole numbers from 0, one per class",
+            hint=hint,
         )
     return torch.from_numpy(y.astype(np.int64))
 
@@ -123,9 +153,8 @@ def check_owners(owners: Any) -> Tensor:
     """Owners as an int64 tensor of one dimension."""
     array = as_array("owners", owners, "")
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        some = ", ".join(map(repr, array.reshape(-1)[:3].tolist()))
         raise SparsonaError(
-            f"owners are {array.dtype} of shape {array.shape}: {some}, ...",
+            f"owners are {array.dtype} of shape {array.shape}{what_is_in(array)}",
             expected="one for each example: a name, or a whole number from 0 (below 0: unknown)",
             hint='owners=[str(one) for one in owners] makes names of them; write "" where one is missing',
         )
@@ -227,11 +256,17 @@ def _check_numbers(array: Array, where: str, owners: Owners) -> Tensor:
 
 
 def count_outputs(
-    y: Tensor, num_classes: int | None, x: Tensor | None, task: str = "classification", names: Names = None
+    y: Tensor,
+    num_classes: int | None,
+    x: Tensor | None,
+    task: str = "classification",
+    names: Names = None,
+    requested: str = "classification",
 ) -> int:
     """The size of a model's output for an example: a number for each class, token, label or target.
 
-    Classes that have names are as many as these, unless `num_classes` is given.
+    Classes that have names are as many as these, unless `num_classes` is given. Warns of classes that may be quantities
+    if nobody said that they are classes; `requested` is the task as it was given, which may be "auto".
     """
     if task == "binary" or y.is_floating_point():
         found = 1 if task == "binary" else y.shape[1]
@@ -240,7 +275,48 @@ def count_outputs(
         return found
     if num_classes is None and names and y.dim() == 1:
         return count_classes(y, len(names), change="name every class in class_names")
-    return count_classes(y, num_classes, x if y.dim() == 2 else None)
+    found = count_classes(y, num_classes, x if y.dim() == 2 else None)
+    if num_classes is None and requested == "auto" and y.dim() == 1 and _may_be_quantities(found, len(y)):
+        warn_once(
+            f"{found} classes in {len(y):,} examples: if these are quantities, such as ages, use {AS_NUMBERS} (--set "
+            'task=regression); task="classification" says that they are classes'
+        )
+    return found
+
+
+def _or_numbers(as_classes: str, values: Array, num_examples: int) -> str:
+    """A hint for labels that are classes, and one for quantities; the likelier one first."""
+    hints = [as_classes, f"{AS_NUMBERS} if they are quantities, such as ages"]
+    return "; ".join(reversed(hints) if _may_be_quantities(len(values), num_examples) else hints)
+
+
+def _may_be_quantities(num_values: int, num_examples: int) -> bool:
+    """Whether labels have more values than classes of so few examples could be told apart: 80 ages of 900 people."""
+    return num_values >= MANY_VALUES and num_examples < FEW_EXAMPLES * num_values
+
+
+def warn_of_one_class(name: str, task: str, y: Array | Tensor, num_classes: int) -> None:
+    """Say that a result will mean nothing, where every example has the same class."""
+    if task in ("auto", "classification") and y.ndim == 1 and num_classes == 1:
+        warn_once(f"{name}: all examples are of one class, so that every model has an accuracy of 100%")
+
+
+def warn_of_scale(name: str, x: Array) -> None:
+    """Say which columns of a table networks learn badly from as they are: measured with the default network and
+    optimizer, a mean of ten spreads is never learnt, and a column a hundred times as wide as others hides them."""
+    if x.ndim != 2 or x.dtype != np.float32:
+        return
+    rows = np.asarray(x[:: x.size // SAMPLED + 1], np.float64)
+    mean, spread = rows.mean(axis=0), rows.std(axis=0)
+    is_far = (abs(mean) >= FAR) & (abs(mean) >= FAR_IN_SPREADS * spread)
+    odd = np.flatnonzero(is_far | (spread >= WIDE))
+    if len(odd):
+        first = odd[0]
+        warn_once(
+            f"{name}: {len(odd)} of {x.shape[1]} inputs are large or far from 0 compared with how they vary, the first "
+            f"is column {first} (mean {mean[first]:.3g}, spread {spread[first]:.3g}): networks learn badly from such "
+            "numbers; standardise them (docs/data.md, Scaling)"
+        )
 
 
 def count_classes(
@@ -258,20 +334,24 @@ def count_classes(
         raise SparsonaError(
             f"labels {_some(outside)} are outside the range",
             expected=f"whole numbers from 0 to {max(last, 0)}",
-            hint=f"number the classes from 0 with numpy.unique(y, return_inverse=True)[1], or {change}",
+            hint=_or_numbers("number the classes from 0 with numpy.unique(y, return_inverse=True)[1]", found, len(y))
+            if num_classes is None
+            else f"number the classes from 0 with numpy.unique(y, return_inverse=True)[1], or {change}",
         )
     if num_classes is None and len(found) == last and found[0] == 1:
         raise SparsonaError(
             f"labels from 1 to {last}",
             expected="whole numbers from 0",
-            hint="subtract 1 from them: y - 1",
+            hint=_or_numbers("subtract 1 from them: y - 1", found, len(y)),
         )
     if num_classes is None and len(found) <= last:
         raise SparsonaError(
             f"{last + 1 - len(found)} of the labels from 0 to {last} never occur, the first is "
             f"{int(np.flatnonzero(found != np.arange(len(found)))[0])}",
             expected=f"every whole number from 0 to {last}, or num_classes if that is as it should be",
-            hint="number the classes without gaps with numpy.unique(y, return_inverse=True)[1]",
+            hint=_or_numbers(
+                "number the classes without gaps with numpy.unique(y, return_inverse=True)[1]", found, len(y)
+            ),
         )
     return last + 1
 
@@ -297,7 +377,9 @@ def _count_tokens(x: Tensor, y: Tensor, num_classes: int | None) -> int:
 
 
 def _some(values: Array) -> str:
-    return ", ".join(map(str, values[:SOME].tolist())) + (", ..." if len(values) > SOME else "")
+    """A few classes, or of many the range alone: they may be quantities, and people's."""
+    found = values.tolist()
+    return ", ".join(map(str, found)) if len(found) <= SOME else f"from {found[0]} to {found[-1]}"
 
 
 def check_lengths(x: Tensor, y: Tensor, where: str = "") -> None:

@@ -31,7 +31,7 @@ from sparsona.core.transform import with_chain
 from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
 from sparsona.data.names import clean_name, find_client, name_of
-from sparsona.data.pool import View
+from sparsona.data.pool import Pool, View
 from sparsona.data.read import read
 from sparsona.data.readers.npz import has_owners
 from sparsona.data.split_plan import SplitPlan
@@ -258,6 +258,21 @@ def read_data(
     class_names: tuple[str, ...] | None = None,
 ) -> Federation:
     """The data set that a config names, shared out among clients; `listen(done, total)` is called while decoding."""
+    return share(read_pool(config, listen, num_classes, class_names), config)
+
+
+def share(pool: Pool, config: RunConfig) -> Federation:
+    """A data set that was read, shared out among clients as a config says."""
+    return share_out(pool, SplitPlan(seed=config.seed, **{key: getattr(config, key) for key in in_groups("sharing")}))
+
+
+def read_pool(
+    config: RunConfig,
+    listen: Callable[[int, int], None] | None = None,
+    num_classes: int | None = None,
+    class_names: tuple[str, ...] | None = None,
+) -> Pool:
+    """The data set that a config names; see `read_data`."""
     options = {key: value for key in in_groups("reading") if (value := getattr(config, key)) is not None}
     if config.data_dir and not expand(config.data_dir).is_dir():
         raise SparsonaError(
@@ -266,9 +281,7 @@ def read_data(
             hint="check --data-dir",
         )
     folders = [expand(config.data_dir)] if config.data_dir else []
-    pool = read(config.data, folders, listen=listen, num_classes=num_classes, class_names=class_names, **options)
-    sharing = {key: getattr(config, key) for key in in_groups("sharing")}
-    return share_out(pool, SplitPlan(seed=config.seed, **sharing))
+    return read(config.data, folders, listen=listen, num_classes=num_classes, class_names=class_names, **options)
 
 
 @dataclass(frozen=True)
@@ -347,6 +360,7 @@ def outline(facts: RunFacts) -> Federation:
         task=task_of(facts.targets),
         client_names=facts.client_names or None,
         class_names=facts.class_names or None,
+        client_owners=facts.client_owners or None,
     )
 
 

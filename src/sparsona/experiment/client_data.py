@@ -11,11 +11,15 @@ import torch
 
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.printable import warn_once
 from sparsona.data import SOURCES
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
+from sparsona.data.names import listed
+from sparsona.data.partition.by_owner import known_owners
+from sparsona.data.pool import Pool
 from sparsona.deploy.greeting import check_class_names
-from sparsona.experiment.build import ExampleKind, read_data
+from sparsona.experiment.build import ExampleKind, read_pool, share
 from sparsona.experiment.terms import Terms
 from sparsona.runs.options import RunConfig, in_groups
 from sparsona.runs.validation import validate
@@ -92,7 +96,26 @@ def _read(terms: Terms, source: str, data_dir: str | None, options: Mapping[str,
     # A client need not have every class: how many there are, the file says.
     is_classes = is_own and terms.kind.targets == "classes"
     names = terms.class_names if is_own and terms.kind.targets in ("classes", "binary") else ()
-    return read_data(config, num_classes=terms.kind.num_classes if is_classes else None, class_names=names or None)
+    num_classes = terms.kind.num_classes if is_classes else None
+    pool = read_pool(config, num_classes=num_classes, class_names=names or None)
+    if is_own and pool.owners is not None:
+        _warn_of_owners(pool, source)
+    return share(pool, config)
+
+
+def _warn_of_owners(pool: Pool, source: str) -> None:
+    """Say so where the data of several owners becomes that of one client: the patients of a hospital may be meant, or
+    not."""
+    assert pool.owners is not None
+    owners = known_owners(pool.owners)
+    if len(owners) < 2:
+        return
+    numbers = owners if pool.owner_numbers is None else pool.owner_numbers
+    names = pool.owner_names or tuple(map(str, numbers.tolist()))
+    warn_once(
+        f"'{source}' has examples of {len(names):,} owners, all of whom are one client here: {listed(names)}; if each "
+        "is to be a client, save a file for each"
+    )
 
 
 def _share(terms: Terms, shared: Federation, index: int, source: str) -> Federation:
@@ -140,4 +163,5 @@ def alone(federation: Federation, client: int, index: int, num_clients: int) -> 
     sizes[index] = [len(split.train), len(split.validation), len(split.test)]
     x, y = federation.x[entries].clone(), federation.y[entries].clone()
     # The others' names are not known here.
-    return replace(federation, x=x, y=y, splits=ClientIndex(torch.arange(len(entries)), sizes), client_names=None)
+    splits = ClientIndex(torch.arange(len(entries)), sizes)
+    return replace(federation, x=x, y=y, splits=splits, client_names=None, client_owners=None)

@@ -47,6 +47,7 @@ from sparsona.methods import MethodCard
 from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison, write_comparison
 from sparsona.runs.failed import failed_run, read_failed, write_failed
 from sparsona.runs.folder import RunFolder, make_empty_folder, warn
+from sparsona.runs.listing import find_run
 from sparsona.runs.manifest import read_manifest
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import BEFORE, CONDITIONS, MATCHES, OF_DATA, OPTIONS, Matched, RunConfig
@@ -509,7 +510,7 @@ def resume_comparison(
     """Resume a comparison: finished runs are kept, the others are resumed or started.
 
     Args:
-        path: the comparison's folder.
+        path: the comparison's folder, or its name in ./runs.
         federation: the data, again, if it was started with a federation.
         model: the model, again, if it was started with a module or function.
         methods: the methods, again, that were passed as a MethodCard or factory.
@@ -529,7 +530,7 @@ def resume_comparison(
         >>> sp.resume_comparison("runs/both").table() == both.table()
         True
     """
-    path = Path(path)
+    path = find_run(path)
     check_jobs(jobs)
     functions, given = given_functions(loss, metrics, sampler), given_methods(methods)
     with hint_resume(path), shown_progress(progress, observers, has_seeds=True) as everyone:
@@ -558,7 +559,7 @@ def load_comparison(
     """Load the results of a comparison without resuming it; its tables and figures need the path alone.
 
     Args:
-        path: the comparison's folder.
+        path: the comparison's folder, or its name in ./runs.
         federation: as for `load`, of its runs.
         model: as for `load`.
         methods: the methods, again, that were passed as a MethodCard or factory; needed for their models only.
@@ -574,7 +575,7 @@ def load_comparison(
         >>> sp.load_comparison("runs/stored").table() == both.table()
         True
     """
-    path, given, functions = Path(path), given_methods(methods), given_functions(loss, metrics)
+    path, given, functions = find_run(path), given_methods(methods), given_functions(loss, metrics)
     missing = missing_in(path)
     lost = {one.folder for one in missing}
     folders = [(folder, values) for folder, values in read_comparison(path) if folder.name not in lost]

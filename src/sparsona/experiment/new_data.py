@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,19 @@ from sparsona.data import validate
 from sparsona.data.augment import as_inputs
 from sparsona.data.batches import Examples, as_targets
 from sparsona.data.federation import Federation
-from sparsona.data.given import name_classes
+from sparsona.data.given import name_classes, owner_names
+from sparsona.data.names import listed, name_of
 from sparsona.data.packing import is_several, pack
+from sparsona.data.partition.by_owner import find_by_owner, known_owners
+from sparsona.data.pool import Indices
 from sparsona.data.readers.images import channels_first
-from sparsona.data.readers.npz import read_pair
 from sparsona.engine.evaluate import Evaluation, evaluate
 from sparsona.experiment.build import unknown_loss
 from sparsona.experiment.stored_models import StoredModels
+from sparsona.runs.folder import warn
+
+ALL = "all"  # in place of a client: every one of them
+ALL_ROWS = "--all-rows (in Python no owners=) evaluates every model on all rows"
 
 
 @dataclass(frozen=True)
@@ -60,25 +65,29 @@ class NewResult:
 
 @dataclass(frozen=True)
 class NewResults:
-    """Models on the same new data, in the order in which they were named.
+    """Models on new data, in the order in which they were named.
 
     `has_loss` is False where the loss is a function from Python that was not passed again: rows leave it out then.
+    `client_owners`: as in Federation.
     """
 
     results: tuple[NewResult, ...]
     class_names: tuple[str, ...] | None = None
     has_loss: bool = True
     client_names: tuple[str, ...] | None = None
+    client_owners: tuple[int, ...] | None = None
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each model: its client, with its name if it has one, examples, accuracy with a 95% interval, and
-        loss."""
+        """A row for each model: its client, with its name or its owner's number if it has one, examples, accuracy with
+        a 95% interval, and loss."""
         rows = []
         for one in self.results:
             found = one.evaluation
             row: dict[str, Any] = {"client": "shared" if one.client is None else one.client}
             if self.client_names:
                 row["name"] = "" if one.client is None else self.client_names[one.client]
+            elif self.client_owners:
+                row["owner"] = "" if one.client is None else str(self.client_owners[one.client])
             row["examples"] = found.count
             if found.correct is not None:
                 low, high = wilson_interval(found.correct, found.count)
@@ -95,28 +104,87 @@ class NewResults:
         return {"class_names": None if self.class_names is None else list(self.class_names), "models": found}
 
 
-def read_new(path: str | Path) -> tuple[Any, Any]:
-    """The arrays x and y of a file saved with numpy.savez."""
-    return read_pair(Path(path))
-
-
 def evaluate_models(
-    models: StoredModels, clients: Sequence[int | str | None], x: Any, y: Any, guarded: bool = False
+    models: StoredModels,
+    clients: Sequence[int | str | None],
+    x: Any,
+    y: Any,
+    guarded: bool = False,
+    owners: Any = None,
 ) -> NewResults:
     """Evaluate clients' models, and for None the shared one, on new examples, as `Run.evaluate` says."""
     federation, task = models.context.federation, models.context.task
     examples = read_examples(federation, x, y)
+    if not len(clients):
+        raise SparsonaError("no client to evaluate", expected="one or more")
+    everyone = ALL in clients
+    chosen = [None if one is None else models.number(one) for one in clients if one != ALL]
+    if everyone:
+        chosen = [*range(federation.num_clients), *([None] if None in chosen else [])]
+    own: dict[int, Indices] = {}
+    if owners is not None and any(client is not None for client in chosen):
+        own = _own_rows(federation, owners, examples.num_examples, chosen, everyone)
+        chosen = [client for client in chosen if client is None or client in own]
     results = []
-    for client in clients:
+    for client in chosen:
         model = models.shared() if client is None else models.personal(client, guarded)
-        found = evaluate(-1 if model.client is None else model.client, "", model.predict, task, examples)
+        rows = None if client is None else own.get(client)
+        mine = examples if rows is None else _take(examples, rows)
+        found = evaluate(-1 if model.client is None else model.client, "", model.predict, task, mine)
         square = found.confusion is not None and found.confusion.shape[0] == found.confusion.shape[1]
         confusion = found.confusion.numpy() if square and found.confusion is not None else None
         results.append(NewResult(model.client, found, confusion))
-    if not results:
-        raise SparsonaError("no client to evaluate", expected="one or more")
     is_unknown = isinstance(task.losses, GivenLoss) and task.losses.function is unknown_loss
-    return NewResults(tuple(results), federation.class_names, not is_unknown, federation.client_names)
+    names = federation.client_names, federation.client_owners
+    return NewResults(tuple(results), federation.class_names, not is_unknown, *names)
+
+
+def _own_rows(
+    federation: Federation, owners: Any, count: int, chosen: Sequence[int | None], everyone: bool
+) -> dict[int, Indices]:
+    """The rows of each chosen client that has some, found by its name or by its owner's number.
+
+    A client without rows is an error, or with `everyone` left out; then it is said who is.
+    """
+    numbers, names = owner_names(owners)
+    numbers = validate.check_owners(numbers).numpy()
+    if len(numbers) != count:
+        raise SparsonaError(f"{len(numbers)} owners for {count} examples", expected="one owner per example")
+    clients = federation.client_names or tuple(map(str, federation.client_owners or ()))
+    if not clients:
+        raise SparsonaError(
+            "the new data has owners, and which of them the run's clients are is not known",
+            expected="a run whose clients have names, or are numbered owners (and of no older version)",
+            hint=ALL_ROWS,
+        )
+    there = {name_of(names, number): number for number in known_owners(numbers).tolist()}
+    having = [client for client in chosen if client is not None and clients[client] in there]
+    rows = find_by_owner(numbers, [there[clients[client]] for client in having])
+    lacking = [
+        clients[client] if federation.client_names else f"{client} (owner {clients[client]})"
+        for client in chosen
+        if client is not None and clients[client] not in there
+    ]
+    if lacking and not (everyone and having):
+        raise SparsonaError(
+            f"the new data has no rows of client {listed(lacking)}",
+            expected=f"rows of each; its owners are {listed(list(there)) or 'not known'}",
+            hint=ALL_ROWS,
+        )
+    if everyone:
+        if lacking:
+            warn(f"clients without rows in the new data are left out: {listed(lacking)}")
+        known = set(clients)
+        if strangers := [name for name in there if name not in known]:
+            warn(f"owners in the new data that are no clients of the run: {listed(strangers)}")
+        if num_unknown := np.count_nonzero(numbers < 0):
+            warn(f"{num_unknown:,} of {count:,} examples have no owner and belong to no client")
+    return dict(zip(having, rows, strict=True))
+
+
+def _take(examples: Examples, rows: Indices) -> Examples:
+    index = torch.from_numpy(rows)
+    return replace(examples, inputs=examples.inputs[index], targets=examples.targets[index])
 
 
 def read_examples(federation: Federation, x: Any, y: Any) -> Examples:
@@ -183,7 +251,7 @@ def _numbered(y: Any, federation: Federation) -> Any:
     if array.dtype.kind not in "iufb" and array.size:
         last = federation.num_labels - 1
         raise SparsonaError(
-            f"labels of type {array.dtype}: {', '.join(map(repr, array.reshape(-1)[:3].tolist()))}, ...",
+            f"labels of type {array.dtype}{validate.what_is_in(array)}",
             expected=f"whole numbers from 0 to {last}"
             + (": the run's classes have no names" if names is None else f", or names such as '{names[0]}'"),
             hint="number the classes as the run's data did: an order of your own would name other classes",

@@ -324,15 +324,25 @@ class Run:
 
     @usual_torch()
     def evaluate(
-        self, client: int | str | Sequence[int | str | None] | None, x: Any, y: Any, guarded: bool = False
+        self,
+        client: int | str | Sequence[int | str | None] | None,
+        x: Any,
+        y: Any,
+        guarded: bool = False,
+        *,
+        owners: Any = None,
     ) -> NewResults:
         """Evaluate a client's model, or several, on new data.
 
         Args:
-            client: the number of the client, or its name; several of either; None: the shared model.
+            client: the number of the client, or its name; several of either; "all": every client; None: the shared
+                model.
             x: examples as the run's data had them: images of bytes as bytes, numbers not normalised otherwise.
             y: their labels, or what else the run predicts.
             guarded: as for `personal_model`.
+            owners: whose each example is, as in the run's data: a client's model is then evaluated on that client's own
+                rows, and "all" leaves out clients that have none. None: every model is evaluated on all rows, as the
+                shared model always is.
 
         Returns:
             For each model accuracy, loss, a row for each class and the confusion matrix. A loss or metric that is a
@@ -348,7 +358,7 @@ class Run:
         from sparsona.experiment.new_data import evaluate_models
 
         which = [client] if client is None or isinstance(client, int | str) else list(client)
-        return evaluate_models(self._models(), which, x, y, guarded)
+        return evaluate_models(self._models(), which, x, y, guarded, owners)
 
     def _models(self) -> StoredModels:
         return StoredModels(self._folder, self._make_model_context, self._make_context)

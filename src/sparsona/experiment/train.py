@@ -57,6 +57,7 @@ from sparsona.runs.declaration import options_of
 from sparsona.runs.facts import Extension, RunFacts, WarmStartFacts
 from sparsona.runs.folder import CONFIG_FILE, GLOBAL_FILE, NETWORK, SUMMARY_FILE, RunFolder, environment, reached, warn
 from sparsona.runs.functions import changed_functions, function_digest
+from sparsona.runs.listing import find_run
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import BEFORE, OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
@@ -68,6 +69,7 @@ from sparsona.runs.validation import validate
 from sparsona.runs.warm_start import (
     WarmStart,
     initial_file,
+    other_model,
     save_global_model,
     stored_start,
     warm_start_from,
@@ -234,6 +236,7 @@ def describe_run(
         data=federation.name,
         client_names=federation.client_names or (),
         class_names=federation.class_names or (),
+        client_owners=federation.client_owners or (),
         functions={key: function_digest(one) for key, one in config.functions.items()},
         attackers=tuple(sorted(attackers(context.plan, len(context.clients)))),
         in_the_clear=() if config.privacy is None else sent_in_the_clear(method, task.layout),
@@ -355,7 +358,7 @@ def resume(
     """Resume a run from its last checkpoint; the result is the same as without the interruption.
 
     Args:
-        path: the run's folder.
+        path: the run's folder, or its name in ./runs.
         federation: the data, again, if the run was started with a federation.
         model: the model, again, if the run was started with a module or function.
         method: the method, again, if the run was started with a MethodCard or factory.
@@ -378,7 +381,7 @@ def resume(
         (1, 2)
     """
     functions = given_functions(loss, metrics, sampler)
-    path = place("path", path)
+    path = find_run(place("path", path))
     with hint_resume(path), shown_progress(progress, observers) as everyone:
         return resume_run(path, federation, model, ObserverList(everyone), profile, method, functions, rounds)
 
@@ -500,7 +503,7 @@ def load(
     """Load a run's result without resuming it.
 
     Args:
-        path: the run's folder.
+        path: the run's folder, or its name in ./runs.
         federation: the data, again, if the run was started with a federation; needed for similarity and bounds, and for
             the few personal models that are made with a client's data.
         model: the model, again, if the run was started with a module or function; needed for its models only. Of a
@@ -518,7 +521,7 @@ def load(
         >>> sp.load("runs/loaded").curve() == run.curve()
         True
     """
-    return load_run(place("path", path), federation, model, method, given_functions(loss, metrics))
+    return load_run(find_run(place("path", path)), federation, model, method, given_functions(loss, metrics))
 
 
 def load_run(
@@ -683,7 +686,7 @@ def _check_same(folder: RunFolder, config: RunConfig, context: ClientContext) ->
     """Raise SparsonaError if model, graph, latencies or initial weights are not those of the run."""
     facts = folder.facts
     if context.task.layout.digest.hex() != facts.layout:
-        raise SparsonaError(f"the model is not that of '{folder.path}'", expected="the same parameters")
+        raise other_model(folder, context.task.module(context.params, context.buffers))
     if graph_digest(context) != facts.graph:
         raise SparsonaError(
             f"the graph is not that of '{folder.path}'",

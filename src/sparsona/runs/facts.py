@@ -119,7 +119,9 @@ class RunFacts:
     of functions from Python, by option and name. `attackers` are the clients that attack, where some do.
     `in_the_clear`: in a run with differential privacy, the parts of messages that noise does not cover. `federation` is
     a digest of all examples in their order, or of what clients on several machines report; `client_digest` is one of
-    what each client holds, and "" on several machines and in runs of older versions: see `same_data`.
+    what each client holds, and "" on several machines and in runs of older versions: see `same_data`. `client_owners`:
+    of clients without names, the numbers of the owners that they are in the user's data; empty in runs of older
+    versions.
     """
 
     method: str
@@ -167,6 +169,7 @@ class RunFacts:
     attackers: tuple[int, ...] = ()
     in_the_clear: tuple[str, ...] = ()
     client_digest: str = ""
+    client_owners: tuple[int, ...] = ()
     format: int = field(default=FORMAT)
 
     @property
@@ -186,6 +189,8 @@ class RunFacts:
             raise ValueError("its sizes and label counts are not those of the same clients")
         if counts is not None and self.examples is not None and self.examples.num_outputs > counts.shape[1]:
             raise ValueError(f"label counts of {counts.shape[1]} classes, and {self.examples.num_outputs} outputs")
+        if len(self.client_owners) not in (0, num):
+            raise ValueError(f"{len(self.client_owners)} owners for {num} clients")
         if not all(type(one) is int and 0 <= one < num for one in (*self.novel, *self.attackers)):
             raise ValueError("it names clients that are none")
         texts = (*self.metrics, *self.config.values(), *(text for values in self.differing.values() for text in values))
@@ -202,7 +207,7 @@ class RunFacts:
         plain["client_names"] = list(self.client_names)
         plain["differing"] = {name: list(values) for name, values in self.differing.items()}
         plain["left_out"], plain["novel"] = dict(self.left_out), list(self.novel)
-        plain["attackers"] = list(self.attackers)
+        plain["attackers"], plain["client_owners"] = list(self.attackers), list(self.client_owners)
         plain["metrics"] = list(self.metrics)
         plain["class_weights"] = None if self.class_weights is None else list(self.class_weights)
         plain["class_names"] = list(self.class_names)
@@ -231,6 +236,7 @@ class RunFacts:
             known["label_counts"] = None if known["label_counts"] is None else _freeze(known["label_counts"])
             known["differing"] = {name: tuple(values) for name, values in known.get("differing", {}).items()}
             known["novel"], known["metrics"] = (tuple(known.get(name, ())) for name in ("novel", "metrics"))
+            known["client_owners"] = tuple(map(int, known.get("client_owners", ())))
             known["attackers"] = tuple(map(int, known.get("attackers", ())))
             known["in_the_clear"] = tuple(map(str, known.get("in_the_clear", ())))
             if known.get("class_weights") is not None:

@@ -91,13 +91,30 @@ def with_initial_weights(folder: RunFolder, model: Any) -> Any:
     stored, made = read_weights(folder, INITIAL_FILE), copy.deepcopy(model)
     shapes = {name: value.shape for name, value in made.state_dict().items() if isinstance(value, Tensor)}
     if shapes != {name: value.shape for name, value in stored.items()}:
-        raise SparsonaError(
-            f"the model is not that of '{folder.path}'",
-            expected="the same parameters and buffers",
-            hint="build it with the options that it had",
-        )
+        raise other_model(folder, made)
     made.load_state_dict(stored, strict=False)
     return made
+
+
+def other_model(folder: RunFolder, made: nn.Module) -> SparsonaError:
+    """The error for a model that is not that of a run: what differs first, by the weights that the folder has."""
+    file = next((name for name in (INITIAL_FILE, GLOBAL_FILE) if folder.has(name)), None)
+    stored = {} if file is None else {name: list(value.shape) for name, value in read_weights(folder, file).items()}
+    values = made.state_dict() if file == INITIAL_FILE else dict(made.named_parameters())
+    shapes = {name: list(value.shape) for name, value in values.items() if isinstance(value, Tensor)}
+    count, needed = sum(one.numel() for one in made.parameters()), folder.facts.num_parameters + folder.facts.num_frozen
+    what = f": it has {count:,} parameters" if count != needed else ""
+    expected = f"the {needed:,} parameters of the run, by name, shape and order"
+    for name in [*shapes, *stored] if stored else []:
+        if (mine := shapes.get(name)) != (theirs := stored.get(name)):
+            what = f": its '{name}' has shape {mine}" if mine is not None else f": it has no '{name}'"
+            expected = "no parameter of that name" if theirs is None else f"one of shape {theirs}, as in the run"
+            break
+    return SparsonaError(
+        f"the model is not that of '{folder.path}'{what}",
+        expected=expected,
+        hint="build it with the options that it had",
+    )
 
 
 def stored_start(folder: RunFolder) -> WarmStart:

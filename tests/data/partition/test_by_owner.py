@@ -109,5 +109,13 @@ def test_people_are_left_out_for_the_first_thing_they_lack():
     assert whose.describe_left_out({"no arms": 1, "no legs": 1}, "but ") == "but 1 with no arms, 1 with no legs"
     assert whose.describe_left_out({}, "but ") == ""
     message = r"2 of 4 owners can be clients, but 3 clients were requested; left out: 1 with no arms, 1 with no legs"
-    with pytest.raises(SparsonaError, match=message):
+    with pytest.raises(SparsonaError, match=message) as caught:
         whose.keep_eligible(people, has, 3)
+    each = "lower --clients (clients=) to 2, or leave it out: each of these owners is a client then"
+    assert caught.value.hint == each
+    with pytest.raises(SparsonaError, match="but 4 clients") as caught:
+        whose.keep_eligible(people, {"fewer than 9 (min_size)": has["no arms"]} | has, 4)
+    assert caught.value.hint == f"lower the options named; or {each}"
+    with pytest.raises(SparsonaError, match="0 of 4 owners") as caught:
+        whose.keep_eligible(people, {"no arms": people > 9}, 3)
+    assert "--clients" not in caught.value.hint

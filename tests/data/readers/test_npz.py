@@ -56,7 +56,9 @@ def test_arrays_of_tokens(tmp_path):
         ({"x": [1]}, "lacks 'y'"),
         ({"x_train": [1], "y_train": [0]}, "lacks 'x_test'"),
         ({"x": [[1], [2]], "y": [0]}, "x has shape"),
-        ({"x": [], "y": []}, "as many labels"),
+        ({"x": [], "y": []}, r"x and y have no examples\n  expected: one or more"),
+        ({**SPLIT, "x_test": np.zeros((0, 1)), "y_test": []}, "x_test and y_test have no examples"),
+        ({"x": [], "y": [1]}, "as many labels"),
         ({"x": [[1.0]], "y": [0.0]}, "whole numbers"),
         ({"x": [[1.0]], "y": [-1]}, "whole numbers"),
         ({"x": [["a"]], "y": [0]}, "x is"),
@@ -65,7 +67,15 @@ def test_arrays_of_tokens(tmp_path):
         ({"x": [[1.0]], "y": [0], "owners": [1, 2]}, "owners"),
         ({**SPLIT, "owners_train": [1]}, "owners"),
         ({**SPLIT, "owners_train": [1, 2, 3], "owners_test": [1]}, "owners"),
-        ({"x": [[1.0]], "y": [0], "owners": [1.5]}, "owners"),
+        (
+            {"x": [[1.0]], "y": [0], "owners": [1.5]},
+            r"owners is an array of float64\n  expected: a whole number or a name",
+        ),
+        ({"x": [[1.0]], "y": [0], "owners": [["a"]]}, r"owners of shape \(1, 1\)"),
+        (
+            {"x": np.eye(9), "y": [0] * 9, "owners": ["a"] * 8},
+            r"owners of shape \(8,\)\n  expected: a number or name for each example, shape \(9,\)",
+        ),
         ({**SPLIT, "y_test": [[4], [5]]}, "y_test has rows of shape"),
         ({**SPLIT, "x_test": [[4, 5], [6, 7]]}, "x_test has rows of shape"),
         ({"x": np.array([{}], dtype=object), "y": [0]}, "holds Python objects"),
@@ -95,6 +105,33 @@ def test_arrays_that_will_not_do(tmp_path, arrays, said):
     with pytest.raises(SparsonaError, match=said) as told:
         read(f"arrays:{tmp_path / 'bad.npz'}")
     assert "download" not in told.value.hint  # it is the user's own
+
+
+def test_other_files_say_how_they_become_arrays(tmp_path, monkeypatch):
+    """A table or one array, by its own name or renamed."""
+    monkeypatch.chdir(tmp_path)
+    for name, hint in (
+        ("data.csv", "frame = pandas.read_csv('data.csv'); numpy.savez('data.npz', x=frame[[...]].to_numpy(float)"),
+        (" data.CSV", "or in Python sparsona.federate(frame, target='...'): see docs/data.md"),
+        ("data.npy", "numpy.savez('data.npz', x=numpy.load('data.npy'), y=labels)"),
+    ):
+        with pytest.raises(
+            SparsonaError, match=r"files of this kind are not read\n  expected: arrays:PATH.npz"
+        ) as told:
+            read(name)
+        assert hint in told.value.hint
+    with (tmp_path / "one.npz").open("wb") as file:
+        np.save(file, np.eye(3))
+    (tmp_path / "table.npz").write_text("age,ill\n30,0\n")
+    (tmp_path / "table.csv").write_text("age,ill\n30,0\n")
+    for name in ("one.npz", "table.npz", "arrays:table.csv"):
+        with pytest.raises(SparsonaError, match="it is no npz file, whatever it is called") as told:
+            read(name)
+        assert "pickle" not in str(told.value)
+        assert "numpy.savez(" in told.value.hint
+    monkeypatch.setenv("SPARSONA_DATA", str(tmp_path))
+    with pytest.raises(SparsonaError, match="download it again"):
+        read(f"arrays:{tmp_path / 'table.npz'}")
 
 
 def test_arrays_absent_or_no_npz(tmp_path):

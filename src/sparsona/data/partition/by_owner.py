@@ -66,6 +66,11 @@ def number_owners(owners: Array) -> Array:
     return np.maximum(numbers - num_unknown, -1).astype(np.int64)
 
 
+def known_owners(owners: Array) -> Array:
+    """The owners that `number_owners` numbers 0, 1, ..., in that order."""
+    return np.unique(owners[owners >= 0])
+
+
 def count_by_owner(owners: Array, num_owners: int, y: Array | None = None) -> Indices:
     """How many examples each owner has; with `y`, tokens, how many of those with a token that is scored."""
     counts = np.zeros(num_owners + 1, dtype=np.int64)
@@ -103,10 +108,15 @@ def keep_eligible(owners: Array, has: Mapping[str, Array], num_clients: int | No
     if found < (num_clients or 1):
         wanted = f", but {num_clients} clients were requested" if num_clients else ""
         lacking = describe_left_out({missing: len(lost) for missing, lost in left_out.items()}, "; left out: ")
+        hints = ["lower the options named"] if any("(" in lack for lack in left_out) else []
+        if num_clients and found:
+            hints.append(
+                f"lower --clients (clients=) to {found}, or leave it out: each of these owners is a client then"
+            )
         raise SparsonaError(
             f"{found} of {len(owners)} owners can be clients{wanted}{lacking}",
             expected=f"at least {num_clients or 1} of them",
-            hint="lower the options named" if any("(" in lack for lack in left_out) else "see --test and --clients",
+            hint="; or ".join(hints) or "see --test, or add examples",
         )
     return owners[is_eligible], left_out
 

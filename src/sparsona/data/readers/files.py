@@ -58,13 +58,15 @@ def find(places: Sequence[Path], *names: str) -> list[Path] | None:
     return None
 
 
-def damaged(path: Path, why: object, expected: str = "") -> SparsonaError:
-    """An error for a file that exists but does not hold what its name says."""
-    is_own = path.suffix in (".npz", ".npy") and cache_folder() not in path.parents
+def damaged(path: Path, why: object, expected: str = "", hint: str = "") -> SparsonaError:
+    """An error for a file that exists but does not hold what its name says; `hint` is for one of the user's own."""
+    is_own = (hint or path.suffix in (".npz", ".npy")) and cache_folder() not in path.parents
     return SparsonaError(
         f"'{path}' cannot be read: {why}",
         expected=expected or "a whole file, as it was published",
-        hint="correct the arrays, and save them again" if is_own else "download it again; it may be truncated",
+        hint=(hint or "correct the arrays, and save them again")
+        if is_own
+        else "download it again; it may be truncated",
     )
 
 

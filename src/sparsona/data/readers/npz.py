@@ -14,8 +14,9 @@ import numpy as np
 from sparsona.core.errors import SparsonaError
 from sparsona.core.packing import Packing
 from sparsona.core.printable import warn_once
+from sparsona.data.catalog import how_to_save
 from sparsona.data.names import Names, clean_name, clean_names
-from sparsona.data.partition.by_owner import number_owners
+from sparsona.data.partition.by_owner import known_owners, number_owners
 from sparsona.data.pool import Array, Pool, View
 from sparsona.data.readers.files import Request, damaged, find
 from sparsona.data.readers.images import channels_first, image_pool, make_view
@@ -100,7 +101,9 @@ def read_arrays(request: Request) -> Pool:
         )
     if labels.dim() != 1:  # tokens, or numbers
         classes = None
-    num_classes = validate.count_outputs(labels, None if classes else request.num_classes, inputs, task, classes)
+    num_classes = validate.count_outputs(
+        labels, None if classes else request.num_classes, inputs, task, classes, request.task
+    )
     if is_image:
         view = make_view(request, tuple(inputs.shape[1:]))
     else:
@@ -121,21 +124,26 @@ def read_arrays(request: Request) -> Pool:
         packing=found.packing,
         owner_names=found.owner_names,
         class_names=classes,
+        owner_numbers=known_owners(found.owners) if found.owners is not None and not found.owner_names else None,
     )
 
 
-def read_pair(path: Path) -> tuple[Any, Array]:
-    """Examples to evaluate a model on: x and y of a file, or x_test and y_test where it has these; several inputs as a
-    dict."""
+def read_new(path: Path) -> tuple[Any, Array, Array | None]:
+    """Examples to evaluate a model on, and their owners if the file names them: x, y and owners, or x_test, y_test and
+    owners_test where it has these; several inputs as a dict."""
     import torch
 
     read = _read(path)
-    x, y = read.x[read.num_train or 0 :], read.y[read.num_train or 0 :]
+    x, y, owners = (None if part is None else part[read.num_train or 0 :] for part in (read.x, read.y, read.owners))
+    assert x is not None
+    assert y is not None
+    if owners is not None and read.owner_names:
+        owners = np.array([*read.owner_names, ""])[owners]  # -1, unknown, is the last
     if read.packing is None:
-        return x, y
+        return x, y, owners
     found = read.packing.unpack(torch.from_numpy(x))
     assert isinstance(found, dict), "inputs in a file have names"
-    return {name: value.numpy() for name, value in found.items()}, y
+    return {name: value.numpy() for name, value in found.items()}, y, owners
 
 
 def has_owners(path: Path) -> bool:
@@ -193,7 +201,10 @@ def _read(path: Path) -> Saved:
         if junk := [name for name, array in saved_arrays.items() if not isinstance(array, np.ndarray)]:
             raise ValueError(f"'{junk[0]}' is not an array")
     except NOT_SAVED as error:
-        raise damaged(path, error, "a file saved with numpy.savez, without objects in it") from error
+        expected = "a file saved with numpy.savez, without objects in it"
+        if _begins_as_zip(path):
+            raise damaged(path, error, expected) from error
+        raise damaged(path, "it is no npz file, whatever it is called", expected, how_to_save(path)) from error
     packing = _pack_inputs(saved_arrays, path)
     if packing is not None:
         unknown = [name for name in unknown if not name.startswith("x_")]
@@ -210,7 +221,9 @@ def _read(path: Path) -> Saved:
         raise damaged(path, f"'{both[0]}' beside '{f'x{train}'}'", EXPECTED)
     for part in parts:
         x, y = arrays[f"x{part}"], arrays[f"y{part}"]
-        if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
+        if x.ndim and y.ndim and not len(x) and not len(y):
+            raise damaged(path, f"x{part} and y{part} have no examples", "one or more")
+        if not x.ndim or not y.ndim or len(x) != len(y):
             raise damaged(path, f"x{part} has shape {x.shape} and y{part} {y.shape}", "as many labels as examples")
         for key, array in (("x", x), ("y", y)):
             if array.shape[1:] != arrays[f"{key}{parts[0]}"].shape[1:]:
@@ -218,13 +231,19 @@ def _read(path: Path) -> Saved:
     x, y = (np.concatenate([arrays[f"{key}{part}"] for part in parts]) for key in "xy")
     owners, names = None, None
     if each := [array for part in parts if (array := arrays.get(f"owners{part}")) is not None]:
-        shapes = [array.shape for array in each]
-        owners = np.concatenate([array.reshape(-1) for array in each])
+        needed = [(len(arrays[f"x{part}"]),) for part in parts]
+        if (shapes := [array.shape for array in each]) != needed:
+            raise damaged(
+                path,
+                f"owners of shape {' and '.join(map(str, shapes))}",
+                f"a number or name for each example, shape {' and '.join(map(str, needed))}",
+            )
+        given = np.concatenate(each)
         from sparsona.data.given import owner_names  # needs torch
 
-        owners, names = owner_names(owners)
-        if shapes != [(len(arrays[f"x{part}"]),) for part in parts] or owners.dtype.kind not in "iu":
-            raise damaged(path, f"owners is {owners.dtype} of shape {shapes}", "a number or name per example")
+        owners, names = owner_names(given)
+        if owners.dtype.kind not in "iu":
+            raise damaged(path, f"owners is an array of {given.dtype}", "a whole number or a name for each example")
     num_train = len(arrays[f"x{train}"]) if len(parts) == 2 else None
     classes = arrays.get("class_names")
     if classes is not None and (classes.ndim != 1 or classes.dtype.kind not in "US"):
@@ -261,6 +280,15 @@ def _tell_unknown(path: Path, unknown: list[str]) -> None:
     if unknown:
         names = ", ".join(f"'{clean_name(name)}'" for name in unknown)
         warn_once(f"'{path}': arrays that are not used: {names}; read are {EXPECTED}")
+
+
+def _begins_as_zip(path: Path) -> bool:
+    """Whether a file that cannot be read is an npz file that was damaged, and no other kind of file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"PK"
+    except OSError:
+        return True
 
 
 def _refuse_bombs(path: Path, saved: Any) -> None:
