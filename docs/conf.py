@@ -26,7 +26,7 @@ project = "Sparsona"
 author = "The Sparsona maintainers"
 project_copyright = author
 version = release = VERSION
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "jupyter_execute"]  # what a build leaves behind
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
