@@ -1,11 +1,11 @@
-"""What a comparison says, in one sentence, and what its methods were not given alike."""
+"""What a comparison says, in one sentence, what it is of, and what its methods were not given alike."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsona.analysis.format import human_bytes
+from sparsona.analysis.format import human_bytes, plural
 from sparsona.analysis.groups import (
     WITHOUT,
     Group,
@@ -20,7 +20,9 @@ from sparsona.analysis.measure import ACCURACY, Measure
 from sparsona.analysis.protocol import join_labels
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView, headline_score
+from sparsona.core.targets import GIVEN
 
+UNNAMED = "arrays"  # what data that was passed from Python is called where nobody named it
 LESS = 0.9  # the share of the best method's traffic below which another method is worth naming beside it
 
 # Options of a run that change how a method was trained, rather than how it was tested or stored.
@@ -151,6 +153,48 @@ def differing(views: Sequence[RunView]) -> list[str]:
             values += [] if usual is None else [f"otherwise {_value(name, usual)}"]
             found.append(("" if name in WITHOUT else f"{name} ") + ", ".join(values))
     return found
+
+
+def scope(views: Sequence[RunView]) -> list[str]:
+    """What these runs are of: data, model, and how many methods, seeds, clients and rounds.
+
+    Args:
+        views: the runs.
+
+    Returns:
+        Phrases for one line, such as "digits, dirichlet:0.3" and "20 clients, 10 a round".
+    """
+
+    def shared(name: str) -> str | None:
+        values = {str(view.config.get(name)) for view in views}
+        return values.pop() if len(values) == 1 and values != {"None"} else None
+
+    called = {view.data or str(view.config.get("data")) for view in views}  # the name, and not the path of a file
+    parts = (called.pop() if len(called) == 1 else None, shared("partition"))
+    data = [value for value in parts if value is not None and value not in (GIVEN, UNNAMED, "None")]
+    sizes = {view.num_parameters for view in views}
+    model = shared("model")
+    if model in (None, GIVEN):
+        model = "own model" if model else "the data's usual network"
+    if len(sizes) == 1 and None not in sizes:
+        model += f" ({next(iter(sizes)):,} parameters)"
+    sampled = shared("per_round")
+    own = [options for view in views if isinstance(options := view.config.get("options"), dict)]
+    epochs = {str(options["epochs"]) for options in own if "epochs" in options}
+    return [
+        *([", ".join(data)] if data else []),
+        model,
+        _range([len(group_views(views))], "method"),
+        _range([len({view.seed for view in views})], "seed"),
+        _range([len(view.count) for view in views], "client") + (f", {sampled} a round" if sampled else ""),
+        _range([int(view.summary["rounds"]) for view in views], "round"),
+        *([plural(int(epochs.pop()), "epoch") + " a turn"] if len(epochs) == 1 else []),
+    ]
+
+
+def _range(counts: Sequence[int], noun: str) -> str:
+    low, high = min(counts), max(counts)
+    return plural(low, noun) if low == high else f"{low:,}–{plural(high, noun)}"
 
 
 def _value(name: str, value: str) -> str:

@@ -106,15 +106,16 @@ def differences(views: Sequence[RunView], in_print: bool = True) -> list[dict[st
     return [{"method": group.label} | _differences(groups[0], group, both) for group in groups[1:]]
 
 
-def notes(views: Sequence[RunView]) -> list[str]:
-    """What a reader of the table must know: runs that have not finished, had more rounds than others or ended early,
-    turns that diverged, and methods that did not get the same work, though nothing else was matched."""
-    found = [*round_notes(views), *_early_stops(views), *_divergences(views), *_undefined_notes(views)]
-    return [*found, *_effort_notes(views)]
+def notes(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -> list[str]:
+    """What every table says to its reader, also one that is pasted elsewhere: runs that failed, have not finished, had
+    more rounds than others or ended early, turns that diverged, and methods that did not get the same work, though
+    nothing else was matched."""
+    found = [*(f"{one.sentence}." for one in missing), *round_notes(views), *_early_stops(views)]
+    return [*found, *_divergences(views), *_undefined_notes(views), *_effort_notes(views)]
 
 
 def round_notes(views: Sequence[RunView]) -> list[str]:
-    """What every table says of its runs' rounds, also one that is pasted elsewhere.
+    """What a table says of its runs' rounds.
 
     Args:
         views: the runs.

@@ -619,7 +619,7 @@ class Comparison:
 
         views, failed = self.views(), f", {len(self.missing)} failed" if self.missing else ""
         first = printable(f"Comparison({len(self.runs)} runs{failed}, '{self.path}')", kept="")
-        return printable(f"{first}\n{answer(views)}\n{to_text(views)}") if views else first
+        return printable(f"{first}\n{answer(views)}\n{to_text(views, missing=self.missing)}") if views else first
 
     def to_frame(self, per: Per = "method") -> DataFrame:
         """Results as a pandas DataFrame of numbers; pandas must be installed.
@@ -665,7 +665,7 @@ class Comparison:
         """
         from sparsona.analysis.numbers import to_markdown
 
-        return _write(to_markdown(self.views(), every), path)
+        return _write(to_markdown(self.views(), every, self.missing), path)
 
     def to_latex(self, path: str | Path | None = None, every: bool = False, caption: str = "", label: str = "") -> str:
         r"""The table for LaTeX, with the package booktabs.
@@ -681,7 +681,7 @@ class Comparison:
         """
         from sparsona.analysis.numbers import to_latex
 
-        return _write(to_latex(self.views(), every, caption, label), path)
+        return _write(to_latex(self.views(), every, caption, label, self.missing), path)
 
     def plot_curves(
         self, against: Literal["rounds", "bytes", "paper bytes", "steps"] = "rounds", metric: str | None = None
@@ -713,7 +713,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         from sparsona.report.notebook import results_html
 
-        return results_html(self.views())
+        return results_html(self.views(), self.missing)
 
     def plot_tradeoff(self, counting: Literal["encoded", "paper"] = "encoded") -> Figure:
         """Accuracy against bytes sent, a mark for each method, as a Plotly figure.
@@ -789,7 +789,7 @@ class Comparison:
         """
         from sparsona.analysis.table import notes
 
-        return [*(f"{one.sentence}." for one in self.missing), *notes(self.views())]
+        return notes(self.views(), self.missing)
 
     def differences(self) -> list[dict[str, str]]:
         """Differences in mean accuracy to the first method, paired by seed.

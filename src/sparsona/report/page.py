@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsona.analysis.answer import answer, differing
+from sparsona.analysis.answer import UNNAMED, answer, differing, scope
 from sparsona.analysis.clients import ClientEffects
 from sparsona.analysis.columns import columns_for
 from sparsona.analysis.curves import curves_of, drawn_measure, drawn_point
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.figures import FIGURES, Drawn
-from sparsona.analysis.format import plural
 from sparsona.analysis.glossary import plain_words
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
 from sparsona.analysis.measure import ACCURACY, measure_called
@@ -36,7 +35,6 @@ from sparsona.runs.failed import FailedRun
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-UNNAMED = "arrays"  # what data that was passed from Python is called where nobody named it
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
@@ -124,7 +122,7 @@ def render_report(
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return page.render(
         title=title or _title(groups),
-        facts=_facts(views, groups) if views else [],
+        facts=scope(views) if views else [],
         answer=answer(views),
         status=status,
         first=first,
@@ -393,41 +391,6 @@ def _title(groups: Sequence[Group]) -> str:
     if len(labels) == 1:
         return labels[0]
     return f"{', '.join(labels[:-1])} and {labels[-1]}" if len(labels) <= 4 else f"{len(labels)} methods compared"
-
-
-def _facts(views: Sequence[RunView], groups: Sequence[Group]) -> list[str]:
-    """Data, model and the size of the experiment, for the line under the title."""
-
-    def shared(name: str) -> str | None:
-        values = {str(view.config.get(name)) for view in views}
-        return values.pop() if len(values) == 1 and values != {"None"} else None
-
-    called = {view.data or str(view.config.get("data")) for view in views}  # the name, and not the path of a file
-    parts = (called.pop() if len(called) == 1 else None, shared("partition"))
-    data = [value for value in parts if value is not None and value not in (GIVEN, UNNAMED, "None")]
-    sizes = {view.num_parameters for view in views}
-    model = shared("model")
-    if model in (None, GIVEN):
-        model = "own model" if model else "the data's usual network"
-    if len(sizes) == 1 and None not in sizes:
-        model += f" ({next(iter(sizes)):,} parameters)"
-    sampled = shared("per_round")
-    own = [options for view in views if isinstance(options := view.config.get("options"), dict)]
-    epochs = {str(options["epochs"]) for options in own if "epochs" in options}
-    return [
-        *([", ".join(data)] if data else []),
-        model,
-        _range([len(groups)], "method"),
-        _range([len({view.seed for view in views})], "seed"),
-        _range([len(view.count) for view in views], "client") + (f", {sampled} a round" if sampled else ""),
-        _range([int(view.summary["rounds"]) for view in views], "round"),
-        *([plural(int(epochs.pop()), "epoch") + " a turn"] if len(epochs) == 1 else []),
-    ]
-
-
-def _range(counts: Sequence[int], noun: str) -> str:
-    low, high = min(counts), max(counts)
-    return plural(low, noun) if low == high else f"{low:,}–{plural(high, noun)}"
 
 
 def _settings(
