@@ -16,10 +16,10 @@ from sparsona.analysis.groups import (
     setting_label,
     shared_and_differing,
 )
-from sparsona.analysis.measure import ACCURACY, Measure
+from sparsona.analysis.measure import ACCURACY, Measure, headline_score
 from sparsona.analysis.protocol import join_labels
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
-from sparsona.analysis.view import RunView, headline_score
+from sparsona.analysis.view import RunView
 from sparsona.core.targets import GIVEN
 
 UNNAMED = "arrays"  # what data that was passed from Python is called where nobody named it
@@ -209,7 +209,7 @@ def _training(view: RunView) -> dict[str, str]:
 
 
 def _result(group: Group) -> _Result | None:
-    scores = [score for view in group.views if (score := headline_score(view)) is not None]
+    scores = [score for view in group.views if (score := headline_score(view.measure, view.summary)) is not None]
     if not scores:
         return None
     sent, _ = mean_and_spread([float(view.summary["bytes"]["total"]) for view in group.views])
@@ -223,7 +223,7 @@ def _with_less(near: _Result, best: _Result) -> str:
 def _unclear(best: _Result, others: Sequence[_Result]) -> _Result | None:
     """The next best method, where seeds leave open which of the two is better; None of one seed, which says nothing."""
     rival = others[0]
-    known = [[headline_score(view) for view in pair] for pair in pairs(rival.group, best.group)]
+    known = [[headline_score(view.measure, view.summary) for view in pair] for pair in pairs(rival.group, best.group)]
     matched = [(old, new) for old, new in known if old is not None and new is not None]
     if len(matched) < 2:
         return None

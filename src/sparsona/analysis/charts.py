@@ -20,10 +20,11 @@ from sparsona.analysis.groups import (
     settings_of,
     shared_and_differing,
 )
+from sparsona.analysis.measure import headline_score
 from sparsona.analysis.outcomes import capacities
 from sparsona.analysis.statistics import accuracy_summary, mean_and_spread
 from sparsona.analysis.targets import Targets
-from sparsona.analysis.view import RunView, headline_score
+from sparsona.analysis.view import RunView
 from sparsona.core.points import CONSENSUS, GLOBAL, START, on
 
 MOST_ROWS = 12  # marks of one series that a table lists; of more, the last alone
@@ -370,7 +371,11 @@ def _marks(curves: Sequence[Mapping[int, float]], scale: int) -> Iterator[Mark]:
 
 
 def _headlines(group: Group) -> list[float]:
-    return [view.measure.scale * score for view in group.views if (score := headline_score(view)) is not None]
+    return [
+        view.measure.scale * score
+        for view in group.views
+        if (score := headline_score(view.measure, view.summary)) is not None
+    ]
 
 
 def _over_seeds(x: float, values: Sequence[float | None], text: str = "") -> Mark:

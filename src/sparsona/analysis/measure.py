@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from sparsona.core.targets import TITLES, better
+from sparsona.core.targets import TITLES, better, headline_metric
 from sparsona.runs.folder import RunFolder
 
 PERCENT = frozenset(("accuracy", "balanced-accuracy", "f1"))
@@ -68,11 +69,21 @@ def measure_of(folder: RunFolder) -> Measure:
     if not facts.is_regression:
         return ACCURACY
     recorded = {row.name for row in folder.records.metrics(folder.records.last_evaluated())}
-    for name in facts.metrics:
-        if name in recorded and better(name) != "neither":
-            return measure_of_metric(name)
+    if (name := headline_metric(name for name in facts.metrics if name in recorded)) is not None:
+        return measure_of_metric(name)
     loss = (facts.loss or "squared-error").removeprefix("given:")
     return Measure("loss", loss.replace("-", " "), "low")
+
+
+def headline_score(measure: Measure, summary: Mapping[str, Any]) -> float | None:
+    """The mean over clients of what a run is judged by, of its summary; None where it is not known."""
+    key = {"accuracy": "accuracy", "loss": "error"}.get(measure.name, "metrics")
+    found: Any = summary.get(key, {})
+    if key == "metrics":
+        found = found.get(measure.name, {}).get("mean")
+    else:
+        found = found.get("mean" if key == "accuracy" else "loss", found.get("mse"))
+    return None if found is None else float(found)
 
 
 def metric_values(folder: RunFolder, completed: int, point: str) -> dict[str, np.ndarray]:

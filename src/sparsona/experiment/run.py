@@ -12,7 +12,7 @@ from sparsona.analysis import summary as summaries
 from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import human_bytes
 from sparsona.analysis.heard import divergence_note
-from sparsona.analysis.measure import measure_curve, measure_of_metric, metric_values
+from sparsona.analysis.measure import headline_score, measure_curve, measure_of, measure_of_metric, metric_values
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
@@ -77,11 +77,9 @@ class Run:
         self.summary: dict[str, Any] = folder.summary or summaries.summary_of(folder)
 
     def __repr__(self) -> str:
-        accuracy, error = self.summary["accuracy"]["mean"], self.summary.get("error", {})
-        reached = "not evaluated" if accuracy is None else f"accuracy {accuracy:.1%}"
-        for key, title in (("mse", "MSE"), ("loss", "loss")):
-            if accuracy is None and reached == "not evaluated" and error.get(key) is not None:
-                reached = f"{title} {error[key]:.4g}"
+        measure = measure_of(self._folder)
+        score, accuracy = headline_score(measure, self.summary), self.summary["accuracy"]["mean"]
+        reached = "not evaluated" if score is None else f"{measure.title} {score:{'.1%' if measure.unit else '.4g'}}"
         first = f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
         more = [f"{human_bytes(self.summary['bytes']['total'])} sent"]
         if accuracy is not None:

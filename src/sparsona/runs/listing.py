@@ -11,6 +11,7 @@ from typing import Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.reading import expand
 from sparsona.core.spec import shorten
+from sparsona.core.targets import TITLES, headline_metric
 from sparsona.runs.comparison import COMPARISON_FILE, REPRODUCTION_FILE, SEARCH_FILE
 from sparsona.runs.failed import FailedRun, read_failed
 from sparsona.runs.files import read_file, read_json
@@ -71,9 +72,11 @@ def _row(folder: Path, where: Path, failed: Mapping[str, FailedRun]) -> dict[str
             summary = parse_summary(data, path)
         mean = summary["accuracy"]["mean"] if summary else None
         accuracy = "–" if mean is None else f"{mean:.1%}"
-        if mean is None and summary and (metrics := summary.get("metrics")):  # of a regression, its first metric
-            name = next(iter(metrics))
-            accuracy = "–" if metrics[name]["mean"] is None else f"{name} {metrics[name]['mean']:.4g}"
+        if summary and "error" in summary:
+            metrics = {key: one["mean"] for key, one in summary.get("metrics", {}).items() if one["mean"] is not None}
+            name = headline_metric(metrics)
+            score = summary["error"]["loss"] if name is None else metrics[name]
+            accuracy = "–" if score is None else f"{TITLES.get(name or '', 'loss')} {score:.4g}"
         steps = summary["steps"]["total"] if summary and "steps" in summary else None  # older summaries lack them
         stopped = f"failed: {failed[folder.name].what}" if folder.name in failed else "unfinished: resume it"
         return row | {
