@@ -16,6 +16,7 @@ from sparsona.analysis.groups import group_views
 from sparsona.analysis.table import Row, figures, notes, table
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.rows import text_table
 from sparsona.runs.failed import FailedRun
 
 Per = Literal["method", "client", "round"]
@@ -164,16 +165,9 @@ def to_text(views: Sequence[RunView], most: int = 20, missing: Sequence[FailedRu
     """
     columns, rows = columns_for(views), table(views)
     kept = [i for i, column in enumerate(columns) if column.name in SMALL or _is_judged_by(column, views)]
-    lines = [["method", *(columns[i].title for i in kept)]]
-    lines += [[row.label, *(row.cells[i].text for i in kept)] for row in rows[:most]]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [
-        "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))])
-        for first, *cells in lines
-    ]
-    more = [f"... and {len(rows) - most} more"] if len(rows) > most else []
+    lines = [{"method": row.label} | {columns[i].title: row.cells[i].text for i in kept} for row in rows]
     said = [textwrap.fill(f"note: {one}", 100, subsequent_indent="  ") for one in notes(views, missing)]
-    return "\n".join([*shown, *more, *said])
+    return "\n".join([text_table(lines, most), *said])
 
 
 def _is_judged_by(column: Column, views: Sequence[RunView]) -> bool:

@@ -19,6 +19,7 @@ from sparsona import methods
 from sparsona.core.arguments import number, place, text, truth, whole
 from sparsona.core.errors import SparsonaError
 from sparsona.core.printable import printable
+from sparsona.core.rows import html_table, text_table
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.data.split_plan import MOST_SEED
@@ -112,6 +113,13 @@ class Tuning:
         self.path, self.methods, self.match, self.comparison = path, methods, match, comparison
 
     def __repr__(self) -> str:
+        return f"{self._head}\n{text_table(self.table())}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.table(), self._head)
+
+    @property
+    def _head(self) -> str:
         trials = sum(len(tuned.trials) for tuned in self.methods.values())
         return printable(f"Tuning({', '.join(self.methods)}, {trials} trials, '{self.path}')", kept="")
 
