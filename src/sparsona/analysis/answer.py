@@ -58,7 +58,7 @@ class _Result:
 
     @property
     def text(self) -> str:
-        return f"{self.score:.1%}" if self.measure.unit else f"{self.score:.4g}"
+        return self.measure.brief(self.score)
 
 
 def answer(views: Sequence[RunView]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sparsona.analysis.format import signed
 from sparsona.core.targets import TITLES, better, headline_metric
 from sparsona.runs.folder import RunFolder
 
@@ -43,6 +44,28 @@ class Measure:
     def show(self, value: float) -> str:
         """A value without its unit."""
         return f"{100 * value:.2f}" if self.unit else f"{value:.4g}"
+
+    def brief(self, value: float) -> str:
+        """A value for a sentence, with its unit."""
+        return f"{value:.1%}" if self.unit else f"{value:.4g}"
+
+    def gain(self, before: Any, after: Any) -> Any:
+        """What is gained by a change of the value, above 0 where it is for the better, in `gain_unit`."""
+        return self.sign * self.scale * (after - before)
+
+    @property
+    def gain_unit(self) -> str:
+        """What gains are counted in."""
+        return "percentage points" if self.unit else self.title
+
+    @property
+    def gain_title(self) -> str:
+        """For an axis: what gains are, and which are for the better."""
+        return f"percentage points of {self.title}" if self.unit else f"{self.title}, above 0 for the better"
+
+    def show_gain(self, value: float, decimals: int = 2) -> str:
+        """A gain or a difference, with its sign; `decimals` are those of percentage points."""
+        return signed(value, decimals) if self.unit else f"{value:+.4g}".replace("-", "−")
 
 
 ACCURACY = Measure("accuracy", "accuracy", "high", "%")

@@ -14,7 +14,7 @@ from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import UNKNOWN, human_flops, percent, signed
 from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.heard import divergence_note
-from sparsona.analysis.measure import ACCURACY
+from sparsona.analysis.measure import ACCURACY, Measure
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
 from sparsona.core.targets import TITLES
@@ -249,7 +249,7 @@ def _difference(matched: Sequence[tuple[RunView, RunView]], key: str) -> tuple[s
         return UNKNOWN, "not known" if key == "weighted" else "judged by different figures"
     (measure,) = measures
     if measure != ACCURACY:
-        return _measure_difference(matched)
+        return _measure_difference(matched, measure)
     figures = [[view.summary["accuracy"][key] for view in pair] for pair in matched]
     if any(figure is None for pair in figures for figure in pair):
         return UNKNOWN, "nothing was evaluated"
@@ -261,14 +261,14 @@ def _difference(matched: Sequence[tuple[RunView, RunView]], key: str) -> tuple[s
     return signed(100 * found.mean), interval
 
 
-def _measure_difference(matched: Sequence[tuple[RunView, RunView]]) -> tuple[str, str]:
+def _measure_difference(matched: Sequence[tuple[RunView, RunView]], measure: Measure) -> tuple[str, str]:
     """The difference of the mean of another measure than accuracy, and its interval."""
     before, after = ([float(np.nanmean(pair[which].scores)) for pair in matched] for which in (0, 1))
     found = paired_difference(after, before)
     interval = "one seed: no interval"
     if found.low is not None and found.high is not None:
-        interval = f"{found.low:+.4g} to {found.high:+.4g}".replace("-", "−")
-    return f"{found.mean:+.4g}".replace("-", "−"), interval
+        interval = f"{measure.show_gain(found.low)} to {measure.show_gain(found.high)}"
+    return measure.show_gain(found.mean), interval
 
 
 def difference_unit(views: Sequence[RunView]) -> str:

@@ -192,7 +192,7 @@ def print_clients(effects: Any) -> None:
 
     echo(effects.title)
     print_table(effects.rows())
-    echo("percentage points of accuracy; with samples: rank correlation with the number of training examples")
+    echo(f"{effects.measure.gain_title}; with samples: rank correlation with the number of training examples")
     for sentence in effects.sentences():
         print_text(sentence)
     change = effects.changes[0] if effects.changes else None

@@ -79,7 +79,7 @@ class Run:
     def __repr__(self) -> str:
         measure = measure_of(self._folder)
         score, accuracy = headline_score(measure, self.summary), self.summary["accuracy"]["mean"]
-        reached = "not evaluated" if score is None else f"{measure.title} {score:{'.1%' if measure.unit else '.4g'}}"
+        reached = "not evaluated" if score is None else f"{measure.title} {measure.brief(score)}"
         first = f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
         more = [f"{human_bytes(self.summary['bytes']['total'])} sent"]
         if accuracy is not None:
@@ -362,8 +362,8 @@ class Run:
                 run evaluated, such as points=["global"].
 
         Returns:
-            For each kind of data, every client's accuracy before and after; `rows()` is a table of them, and
-            `sparsona.save_picture` draws it.
+            For each kind of data, every client's accuracy before and after (of a regression, what it is judged by);
+            `rows()` is a table of them, and `sparsona.save_picture` draws it.
 
         Example:
             >>> import sparsona as sp

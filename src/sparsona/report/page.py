@@ -243,8 +243,9 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         Chart(
             "effects",
             "What personalization does",
-            "What each client's own model does to its accuracy, over a model that clients share: in all (dot: median, "
-            "bar: middle half) and against the client's number of training examples. Hover over a dot for its client.",
+            f"What each client's own model does to its {measure.title}, over a model that clients share: in all (dot: "
+            "median, bar: middle half) and against the client's number of training examples. Hover over a dot for its "
+            "client.",
             pictures=_pictures([(view, view.effects) for view in views if view.effects]),
         ),
         Chart(
