@@ -140,6 +140,17 @@ def test_every_form_of_the_table_says_what_its_reader_must_know(make_view: Calla
     assert r"Ditto (ditto-1) failed" in to_markdown(views, missing=[failed])
 
 
+def test_it_is_said_why_there_is_no_column_of_seconds(make_view: Callable[..., RunView]) -> None:
+    """As after resuming with other --jobs: what chooses an executor by itself goes by what runs beside it."""
+    alike = [make_view("Local", executor="serial"), make_view("FedAvg", executor="serial")]
+    assert "seconds" in rows(alike)[0]
+    assert notes(alike) == []
+    different = [alike[0], make_view("FedAvg", executor="workers", device="cpu")]
+    assert "seconds" not in rows(different)[0]
+    said = "There is no column of seconds: runs were executed in different ways (serial, workers on cpu)."
+    assert notes(different) == [said]
+
+
 def test_accuracy_is_mean_and_spread_in_percent(make_view: Callable[..., RunView]) -> None:
     views = [with_accuracy(make_view(seed=seed), mean=mean) for seed, mean in ((1, 0.90), (2, 0.92))]
     assert rows(views)[0]["accuracy"] == "91.00 ± 1.41%"

@@ -67,9 +67,7 @@ def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column
         if column.shown == "if uneven":
             return not in_print or has_uneven_tests(views)
         if column.shown == "if alike":
-            return (
-                not in_print or len({(view.config.get("device"), view.config.get("executor")) for view in views}) == 1
-            )
+            return not in_print or not ways_of_running(views)
         known = {value for view in views if (value := column.value(view)) is not None}
         if column.shown == "if any":
             return any(known)
@@ -81,6 +79,13 @@ def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column
     if unwanted == "classes":  # the headline of a regression is a metric
         judged.sort(key=lambda column: not column.name.startswith("metric_"))
     return tuple(filter(is_shown, (*judged, *_hurt_columns(views), *COLUMNS[place:])))
+
+
+def ways_of_running(views: Sequence[RunView]) -> list[str]:
+    """Executors and devices of these runs, in words, where not all were run alike; otherwise none."""
+    found = dict.fromkeys((view.config.get("executor"), view.config.get("device")) for view in views)
+    names = [" on ".join(str(one) for one in way if one is not None) or "not known" for way in found]
+    return names if len(found) > 1 else []
 
 
 def _metric_columns(views: Sequence[RunView]) -> Iterator[Column]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsona.analysis.columns import Column, columns_for, has_uneven_tests
+from sparsona.analysis.columns import Column, columns_for, has_uneven_tests, ways_of_running
 from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import UNKNOWN, human_flops, percent, signed
 from sparsona.analysis.groups import Group, group_views, pairs
@@ -111,7 +111,10 @@ def notes(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -> list[s
     more rounds than others or ended early, turns that diverged, and methods that did not get the same work, though
     nothing else was matched."""
     found = [*(f"{one.sentence}." for one in missing), *round_notes(views), *_early_stops(views)]
-    return [*found, *_divergences(views), *_undefined_notes(views), *_effort_notes(views)]
+    found += [*_divergences(views), *_undefined_notes(views), *_effort_notes(views)]
+    if ways := ways_of_running(views):
+        found.append(f"There is no column of seconds: runs were executed in different ways ({', '.join(ways)}).")
+    return found
 
 
 def round_notes(views: Sequence[RunView]) -> list[str]:

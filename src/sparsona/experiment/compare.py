@@ -145,7 +145,7 @@ def _start(
     write_comparison(path, list(zip(names_of, options_of_runs, strict=True)))
     folders = [path / name for name in names_of]
     runs = [(folder, config, own) for folder, (config, own) in zip(folders, planned.values(), strict=True)]
-    with hint_resume(path):
+    with hint_resume(path, jobs if jobs > 1 else None):
         return _compare(path, runs, _rows(entries), federation, model, observers, jobs)
 
 
@@ -532,7 +532,7 @@ def resume_comparison(
     path = Path(path)
     check_jobs(jobs)
     functions, given = given_functions(loss, metrics, sampler), given_methods(methods)
-    with hint_resume(path), shown_progress(progress, observers, has_seeds=True) as everyone:
+    with hint_resume(path, jobs if jobs > 1 else None), shown_progress(progress, observers, has_seeds=True) as everyone:
         where = f"'{path / COMPARISON_FILE}'"
         planned = read_comparison(path)
         for folder, values in planned:

@@ -310,7 +310,7 @@ def tune(
     path = place("out", out) if out is not None else RUNS / f"tune-{timestamp()}"
     make_empty_folder(path)
     write_file(path / SEARCH_FILE, request)
-    with hint_resume(path), _locked(path):
+    with hint_resume(path, jobs), _locked(path):
         return _tune(path, request, rows, spaces, federation, model, jobs, listen, observers)
 
 
@@ -352,7 +352,7 @@ def resume_tuning(
             )
     find_rows(path, [parse_method(one)[0] for one in request.names], rows, "sparsona.experiment.tune.resume_tuning")
     _check_optuna()
-    with hint_resume(path), _locked(path):
+    with hint_resume(path, jobs), _locked(path):
         spaces = _spaces(request, rows)
         return _tune(path, request, rows, spaces, federation, model or request.model, jobs, listen, observers)
 
