@@ -44,7 +44,7 @@ from sparsona.experiment.train import (
     timestamp,
 )
 from sparsona.methods import MethodCard
-from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison, write_comparison
+from sparsona.runs.comparison import COMPARISON_FILE, check_member, comparison_in, read_comparison, write_comparison
 from sparsona.runs.failed import failed_run, read_failed, write_failed
 from sparsona.runs.folder import RunFolder, make_empty_folder, warn
 from sparsona.runs.manifest import read_manifest
@@ -558,7 +558,7 @@ def load_comparison(
     """Load the results of a comparison without resuming it; its tables and figures need the path alone.
 
     Args:
-        path: the comparison's folder.
+        path: the comparison's folder, or that of a search, which has one of its methods with the chosen options.
         federation: as for `load`, of its runs.
         model: as for `load`.
         methods: the methods, again, that were passed as a MethodCard or factory; needed for their models only.
@@ -574,7 +574,7 @@ def load_comparison(
         >>> sp.load_comparison("runs/stored").table() == both.table()
         True
     """
-    path, given, functions = Path(path), given_methods(methods), given_functions(loss, metrics)
+    path, given, functions = comparison_in(Path(path)), given_methods(methods), given_functions(loss, metrics)
     missing = missing_in(path)
     lost = {one.folder for one in missing}
     folders = [(folder, values) for folder, values in read_comparison(path) if folder.name not in lost]

@@ -23,7 +23,7 @@ from sparsona.data.names import name_of
 from sparsona.engine.context import ClientContext
 from sparsona.experiment.stored_models import StoredModels, load_progress
 from sparsona.runs.checkpoint import Progress
-from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison
+from sparsona.runs.comparison import COMPARISON_FILE, check_member, comparison_in, read_comparison
 from sparsona.runs.failed import NOT_PLAYED, FailedRun, read_failed
 from sparsona.runs.folder import RunFolder
 from sparsona.runs.profile import is_profiled, read_profile
@@ -850,8 +850,9 @@ def _write(text: str, path: str | Path | None) -> str:
 
 
 def views_in(path: str | Path) -> list[RunView]:
-    """The run in this folder, or every run of a comparison that has results, as plain data."""
-    path = Path(path)
+    """The run in this folder, or every run of a comparison that has results, as plain data; of a search, those with the
+    options that were chosen."""
+    path = comparison_in(Path(path))
     if not (path / COMPARISON_FILE).exists():
         return [read_view(RunFolder.open(path))]
     failed, begun = read_failed(path), []
@@ -873,7 +874,7 @@ def views_in(path: str | Path) -> list[RunView]:
 
 def missing_in(path: str | Path) -> list[FailedRun]:
     """The runs of a comparison in this folder that have no results: those that failed, and those not begun."""
-    path = Path(path)
+    path = comparison_in(Path(path))
     if not (path / COMPARISON_FILE).exists():
         return []
     failed = read_failed(path)

@@ -43,7 +43,7 @@ from sparsona.experiment.search import (
 )
 from sparsona.experiment.train import RUNS, find_rows, given_methods, hint_resume, timestamp
 from sparsona.methods import MethodCard
-from sparsona.runs.comparison import SEARCH_FILE
+from sparsona.runs.comparison import COMPARISON_FILE, REFIT, SEARCH_FILE, TUNED_FILE
 from sparsona.runs.declaration import options_of
 from sparsona.runs.files import check_plain
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
@@ -126,7 +126,7 @@ class Tuning:
     @property
     def config(self) -> Path:
         """The file of options that `sparsona run METHOD --config` and `sparsona compare --config` take."""
-        return self.path / "tuned.toml"
+        return self.path / TUNED_FILE
 
     @property
     def best(self) -> dict[str, dict[str, Any]]:
@@ -550,12 +550,12 @@ def _tune(
         warn(f"fewer than {request.trials} trials where there are no more combinations to try: {few}")
     _write_config(result, request)
     if request.refit_seeds:
-        refit = path / "refit"
+        refit = path / REFIT
         check_plain(refit, is_folder=True)
         if listen is not None:
             done = sum(len(one.trials) for one in tuned.values())
             listen(done, done, "now training the chosen options on all training data")
-        if (refit / "comparison.json").exists():
+        if (refit / COMPARISON_FILE).exists():
             given = [row for name, row in rows.items() if name in result.best]
             result.comparison = resume_comparison(
                 refit, federation, model, methods=given, jobs=jobs, observers=observers, progress=False

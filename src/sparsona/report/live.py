@@ -15,7 +15,7 @@ from sparsona.analysis.summary import has_results
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError
 from sparsona.report.page import render_report
-from sparsona.runs.comparison import COMPARISON_FILE, read_comparison
+from sparsona.runs.comparison import COMPARISON_FILE, comparison_in, read_comparison
 from sparsona.runs.failed import read_failed
 from sparsona.runs.folder import RunFolder, is_used, reached
 
@@ -45,6 +45,7 @@ def live_page(path: Path) -> LivePage:
         The report, or a page that says what is waited for.
     """
     folders, planned = _folders(path)
+    path, asked = comparison_in(path), path
     failed = read_failed(path)
     views: list[RunView] = []
     states: list[str] = []
@@ -63,14 +64,14 @@ def live_page(path: Path) -> LivePage:
         if one.name not in failed and has_results(folder):
             views.append(read_view(folder))
     is_final = planned > 0 and finished == planned
-    word = f"Stopped; `sparsona resume {path}` continues it" if stopped and not is_played else "Running"
+    word = f"Stopped; `sparsona resume {asked}` continues it" if stopped and not is_played else "Running"
     state = "" if is_final else f"{word}. {finished} of {plural(planned, 'run')} finished. {'; '.join(states)}"
     if not views:
         text = (
             "There is no run in this folder yet." if path.exists() else f"Waiting for '{path}', which is not there yet."
         )
         text = state if planned else text
-        return LivePage(WAITING.format(title=html.escape(path.name), text=html.escape(text)), False)
+        return LivePage(WAITING.format(title=html.escape(asked.name), text=html.escape(text)), False)
     return LivePage(render_report(views, status=state, missing=[*failed.values()]), is_final)
 
 
@@ -137,6 +138,7 @@ def last_change(path: Path) -> tuple[object, ...]:
 
 def _folders(path: Path) -> tuple[list[Path], int]:
     """The folders of the runs, and how many there will be."""
+    path = comparison_in(path)
     if (path / COMPARISON_FILE).exists():
         planned = read_comparison(path)
         return [folder for folder, _ in planned], len(planned)
