@@ -157,6 +157,20 @@ def test_accuracy_is_mean_and_spread_in_percent(make_view: Callable[..., RunView
     assert rows(views[:1])[0]["accuracy"] == "90.00%"
 
 
+def test_figures_of_a_column_have_as_many_decimals(make_view: Callable[..., RunView]) -> None:
+    def shown(*means: float) -> list[str]:
+        views = []
+        for title, mean in zip(("Local", "FedAvg", "FedSpa (RSM)"), means, strict=True):
+            view, judged = make_view(title), {"rmse": {"mean": mean, "clients": 20, "tested": 20}}
+            views.append(dataclasses.replace(view, summary=view.summary | {"metrics": judged}))
+        return [row["RMSE"] for row in rows(views)]
+
+    assert shown(10.2, 10.88, 8.922) == ["10.20", "10.88", "8.92"]
+    assert shown(10.2, 1018, 0.5) == ["10.2", "1018", "0.5"]  # of so different sizes each has digits of its own
+    assert shown(0.00031234, 0.0002, 0.0001) == ["0.0003123", "0.0002", "0.0001"]
+    assert shown(21_234.5, 10_000, 9_999.5) == ["21234", "10000", "10000"]
+
+
 def test_the_best_is_marked_and_ties_share_it(make_view: Callable[..., RunView]) -> None:
     def best(*means: float) -> list[bool]:
         titles = ["Local", "FedAvg", "FedSpa (RSM)"]

@@ -290,16 +290,16 @@ def _column_cells(column: Column, groups: Sequence[Group]) -> list[Cell]:
         for found, is_over in zip(means, over, strict=True)
         if is_over and found is not None and (found[0] or column.marks_zero)
     ]
-    best = None
-    if column.better != "neither" and len({column.show(mean) for mean in known}) > 1:
-        best = column.show(max(known) if column.better == "high" else min(known))
+    show, best = column.writer(found[0] for found in means if found is not None), None
+    if column.better != "neither" and len({show(mean) for mean in known}) > 1:
+        best = show(max(known) if column.better == "high" else min(known))
     cells = []
     for found, is_over in zip(means, over, strict=True):
         if found is None:
             cells.append(Cell(UNKNOWN))
             continue
-        value, spread = column.show(found[0]), found[1]
-        shown = (column.show_spread or column.show)(spread) if column.has_spread and spread is not None else ""
+        value, spread = show(found[0]), found[1]
+        shown = (column.show_spread or show)(spread) if column.has_spread and spread is not None else ""
         cells.append(Cell(value, shown, column.unit, is_over and value == best))
     return cells
 
