@@ -13,7 +13,7 @@ from sparsona.analysis.clients import ClientEffects
 from sparsona.analysis.columns import columns_for
 from sparsona.analysis.curves import curves_of, drawn_measure, drawn_point
 from sparsona.analysis.extra import import_extra
-from sparsona.analysis.figures import FIGURES, Drawn
+from sparsona.analysis.figures import FIGURES
 from sparsona.analysis.glossary import plain_words
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
 from sparsona.analysis.measure import ACCURACY, measure_called
@@ -30,6 +30,7 @@ from sparsona.core.targets import GIVEN, TITLES
 from sparsona.report import plots
 from sparsona.report.palette import COLOURS, DARK
 from sparsona.report.pictures import draw
+from sparsona.report.pictures.figure import Inline
 from sparsona.runs.failed import FailedRun
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Chart:
     title: str
     caption: str
     figures: dict[str, Figure] = field(default_factory=dict)
-    pictures: dict[str, str] = field(default_factory=dict)
+    pictures: dict[str, Inline] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -314,7 +315,7 @@ SECTIONS = {
     ),
     "personal": (
         "Gain by personal parameters",
-        "What personal models gain over the shared one, against how many of their parameters are a client's own.",
+        "What personal models gain, against how many of their parameters are a client's own.",
         {"": "gain-by-personal-parameters"},
     ),
     "changes": (
@@ -334,19 +335,13 @@ def _figures(views: Sequence[RunView], is_comparison: bool) -> list[Chart]:
     for key, (title, caption, names) in SECTIONS.items():
         if is_comparison or key == "capacity":
             found = {label: FIGURES[name].make(views, ()) for label, name in names.items()}
-            drawn = {label: _without_title(one) for label, one in found.items() if one is not None}
+            # The section's heading is the title.
+            drawn = {label: replace(draw(one).inline(), title="") for label, one in found.items() if one is not None}
             charts.append(Chart(key, title, caption, pictures=drawn))
     return charts
 
 
-def _without_title(found: Drawn) -> str:
-    """A picture below the heading of its section."""
-    picture = draw(replace(found, title=""))
-    picture.label = f"{found.title}. {picture.label}"
-    return picture.inline()
-
-
-def _partitions(views: Sequence[RunView]) -> dict[str, str]:
+def _partitions(views: Sequence[RunView]) -> dict[str, Inline]:
     """The different partitions among the runs; one needs no name, several go by seed."""
     different: list[RunView] = []
     for view in views:
@@ -359,7 +354,7 @@ def _partitions(views: Sequence[RunView]) -> dict[str, str]:
     return {name: draw(_partition(view)).inline() for name, view in zip(names, different, strict=True)}
 
 
-def _pictures(found: Sequence[tuple[RunView, ClientEffects | Similarity]]) -> dict[str, str]:
+def _pictures(found: Sequence[tuple[RunView, ClientEffects | Similarity]]) -> dict[str, Inline]:
     """Pictures of single runs, by unique names."""
     titles = [view.title for view, _ in found]
     names = [view.title if titles.count(view.title) == 1 else f"{view.title}, {view.name}" for view, _ in found]
