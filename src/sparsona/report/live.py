@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import threading
 import time
 from collections.abc import Callable
@@ -18,13 +17,6 @@ from sparsona.report.page import render_report
 from sparsona.runs.comparison import COMPARISON_FILE, comparison_in, read_comparison
 from sparsona.runs.failed import read_failed
 from sparsona.runs.folder import RunFolder, is_used, reached
-
-WAITING = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>{title}</title></head>
-<body style="font: 16px/1.5 system-ui, sans-serif; max-width: 60ch; margin: 15vh auto; padding: 0 20px">
-<h1 style="font-size: 22px">{title}</h1><p>{text}</p></body></html>
-"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,7 @@ def live_page(path: Path) -> LivePage:
             "There is no run in this folder yet." if path.exists() else f"Waiting for '{path}', which is not there yet."
         )
         text = state if planned else text
-        return LivePage(WAITING.format(title=html.escape(asked.name), text=html.escape(text)), False)
+        return LivePage(render_report([], asked.name, status=text), False)
     return LivePage(render_report(views, status=state, missing=[*failed.values()]), is_final)
 
 

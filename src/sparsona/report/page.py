@@ -117,6 +117,9 @@ def render_report(
     shared, own = compare_protocols(
         {group.label: {view.seed: view.protocol for view in group.views} for group in groups}
     )
+    figures = {
+        chart.key: [_dump(figure) for figure in chart.figures.values()] for chart in (*first, *charts) if chart.figures
+    }
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -143,11 +146,7 @@ def render_report(
         unequal=differing(views),
         classes=class_rows(views),
         charts=charts,
-        figures={
-            chart.key: [_dump(figure) for figure in chart.figures.values()]
-            for chart in (*first, *charts)
-            if chart.figures
-        },
+        figures=figures,
         settings=[
             ("Configuration", *_settings(views, [flatten(view.config) for view in views])),
             ("Environment", *_settings(views, [flatten(view.environment) for view in views])),
@@ -157,7 +156,7 @@ def render_report(
         points={view.point: point_of(view.point).text for view in views},
         words=plain_words(),
         dark=_on_dark(),
-        plotly=_inline_script(plotly.get_plotlyjs()),
+        plotly=_inline_script(plotly.get_plotlyjs()) if figures else "",
     )
 
 
