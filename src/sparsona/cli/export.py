@@ -36,7 +36,9 @@ CLIENT = "Number or name of the client; may be given again. 'all': every client.
     help="File to write, or for several clients a folder.  [named after the run and its comparison, here]",
 )
 @click.option("--sparse", is_flag=True, help="In safetensors: store masked tensors as their values and a bit for each.")
-@click.option("--no-card", is_flag=True, help="Write no model card (FILE.md) beside it.")
+@click.option(
+    "--no-card", is_flag=True, help="Write no model card (FILE.md), and of whom and how good it is not into the file."
+)
 @GUARDED
 @JSON
 def export(

@@ -300,7 +300,8 @@ class Run:
             format: "safetensors", "torch" or "onnx" (extra `onnx`); None: by the suffix, .safetensors, .pt2 or .onnx.
             guarded: as for `personal_model`.
             sparse: in safetensors, store the tensors that are mostly zero as their other values and a bit for each.
-            card: write a model card beside it, PATH.md: how the model was trained and measured.
+            card: write a model card beside it, PATH.md: how the model was trained and measured. Without one the file
+                tells neither whose model it is nor how good, but what is needed to run it.
 
         Returns:
             The path, sizes before and after, and the largest difference to the run's own predictions.
