@@ -92,7 +92,7 @@ def test_without_a_global_model_tuning_is_compared_with_what_was_tuned(tmp_path)
     assert has_effects(run)
     alone = make_run(tmp_path / "alone", {"received": [1, 1, 1, 1]})
     assert not has_effects(alone)
-    with pytest.raises(SparsonaError, match="no accuracies of a shared model"):
+    with pytest.raises(SparsonaError, match="did not evaluate a shared model"):
         client_effects(alone)
     with pytest.raises(SparsonaError, match="point 'global'"):
         client_effects(run, "global")

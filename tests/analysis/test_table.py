@@ -12,9 +12,11 @@ from sparsona.analysis.answer import differing
 from sparsona.analysis.columns import COLUMNS, columns_for
 from sparsona.analysis.format import UNKNOWN, cut, human_bytes, human_flops, human_seconds, plural
 from sparsona.analysis.groups import group_views, pairs
-from sparsona.analysis.numbers import numbers, to_latex, to_markdown
+from sparsona.analysis.numbers import numbers, to_latex, to_markdown, to_text
 from sparsona.analysis.table import class_rows, differences, figures, notes, round_notes, rows, table
 from sparsona.analysis.view import RunView
+from sparsona.report.notebook import results_html
+from sparsona.runs.failed import FailedRun
 
 
 @pytest.mark.parametrize(
@@ -115,10 +117,58 @@ def test_unequal_work_is_noted_where_nothing_was_matched(make_view: Callable[...
     assert notes([make_view("Local"), make_view("FedAvg")]) == []  # not known
 
 
+def test_every_form_of_the_table_says_what_its_reader_must_know(make_view: Callable[..., RunView]) -> None:
+    views = [
+        dataclasses.replace(view, summary=view.summary | {"steps": {"total": steps}})
+        for view, steps in ((make_view("Local"), 9_175), (make_view("FedAvg"), 18_350))
+    ]
+    failed = FailedRun("Ditto", 1, "ditto-1", "training diverged\nin round 3")
+    assert notes(views, [failed]) == ["Ditto (ditto-1) failed: training diverged.", *notes(views)]
+    said = "did not train equally long, in local steps: FedAvg 18,350, but Local 9,175."
+    text, page = to_text(views, missing=[failed]), results_html(views, [failed])
+    assert said in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
+    assert said in page
+    assert "`" not in page
+    assert said in to_markdown(views, missing=[failed]).replace("\\", "")
+    latex = to_latex(views, missing=[failed]).splitlines()
+    assert latex[0] == ("% digits, dirichlet:0.3; the data's usual network; 2 methods; 1 seed; 20 clients; 50 rounds")
+    assert said in latex[2]
+    assert latex[1] == "% Ditto (ditto-1) failed: training diverged."
+    assert latex[3].startswith(r"\begin{tabular}")
+    assert "Ditto (ditto-1) failed" in text + page
+    assert r"Ditto (ditto-1) failed" in to_markdown(views, missing=[failed])
+
+
+def test_it_is_said_why_there_is_no_column_of_seconds(make_view: Callable[..., RunView]) -> None:
+    """As after resuming with other --jobs: what chooses an executor by itself goes by what runs beside it."""
+    alike = [make_view("Local", executor="serial"), make_view("FedAvg", executor="serial")]
+    assert "seconds" in rows(alike)[0]
+    assert notes(alike) == []
+    different = [alike[0], make_view("FedAvg", executor="workers", device="cpu")]
+    assert "seconds" not in rows(different)[0]
+    said = "There is no column of seconds: runs were executed in different ways (serial, workers on cpu)."
+    assert notes(different) == [said]
+
+
 def test_accuracy_is_mean_and_spread_in_percent(make_view: Callable[..., RunView]) -> None:
     views = [with_accuracy(make_view(seed=seed), mean=mean) for seed, mean in ((1, 0.90), (2, 0.92))]
     assert rows(views)[0]["accuracy"] == "91.00 ± 1.41%"
     assert rows(views[:1])[0]["accuracy"] == "90.00%"
+
+
+def test_figures_of_a_column_have_as_many_decimals(make_view: Callable[..., RunView]) -> None:
+    def shown(*means: float) -> list[str]:
+        views = []
+        for title, mean in zip(("Local", "FedAvg", "FedSpa (RSM)"), means, strict=True):
+            view, judged = make_view(title), {"rmse": {"mean": mean, "clients": 20, "tested": 20}}
+            views.append(dataclasses.replace(view, summary=view.summary | {"metrics": judged}))
+        return [row["RMSE"] for row in rows(views)]
+
+    assert shown(10.2, 10.88, 8.922) == ["10.20", "10.88", "8.92"]
+    assert shown(10.2, 1018, 0.5) == ["10.2", "1018", "0.5"]  # of so different sizes each has digits of its own
+    assert shown(0.00031234, 0.0002, 0.0001) == ["0.0003123", "0.0002", "0.0001"]
+    assert shown(21_234.5, 10_000, 9_999.5) == ["21234", "10000", "10000"]
 
 
 def test_the_best_is_marked_and_ties_share_it(make_view: Callable[..., RunView]) -> None:
@@ -143,7 +193,7 @@ def test_what_has_not_finished_is_said_and_is_never_the_best(make_view: Callable
     assert [row.cells[sent].best for row in table(views)] == [False, False]
     assert notes(views)[0] == "FedSpa (DST): 2 of 2 runs have not finished: rounds 3 of 50, 5 of 50."
     assert notes([first, cheap])[0] == "FedSpa (DST) has not finished: round 3 of 50."
-    assert to_latex(views).startswith("% FedSpa (DST): 2 of 2 runs have not finished")
+    assert "\n% FedSpa (DST): 2 of 2 runs have not finished" in to_latex(views)
     for per in ("method", "client"):
         assert {line["method"]: line["unfinished"] > 0 for line in numbers(views, per)} == {
             "FedAvg-FT": False,
@@ -151,7 +201,7 @@ def test_what_has_not_finished_is_said_and_is_never_the_best(make_view: Callable
         }
         assert not any("unfinished" in line for line in numbers(over, per))
     assert round_notes(over) == []
-    assert to_latex(over).startswith(r"\begin{tabular}")
+    assert to_latex(over).count("%") == 1 + to_latex(over).count(r"\%")  # what it is of alone
 
 
 def test_unequal_numbers_of_rounds_are_said(make_view: Callable[..., RunView]) -> None:
@@ -159,7 +209,7 @@ def test_unequal_numbers_of_rounds_are_said(make_view: Callable[..., RunView]) -
     views = [make_view("FedAvg", 1, rounds=30), make_view("FedAvg", 2, rounds=34), make_view("FedSpa (DST)", rounds=34)]
     said = "Not all runs had the same number of rounds: FedAvg 30 and 34, FedSpa (DST) 34."
     assert round_notes(views) == notes(views)[:1] == [said]
-    assert to_latex(views).startswith(f"% {said}\n")
+    assert f"\n% {said}\n\\begin{{tabular}}" in to_latex(views)
     assert to_markdown(views).endswith(f" |\n\n{said}\n")
     matched = [
         dataclasses.replace(view, config={**view.config, "matched": {"by": "flops", "budget": None}}) for view in views

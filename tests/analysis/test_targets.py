@@ -9,6 +9,7 @@ import pytest
 from fake_runs import make_view
 
 import sparsona as sp
+from sparsona.analysis.charts import targets_chart
 from sparsona.analysis.targets import Reached, first_reached, relative_rounds, rounds_to, targets_of
 from sparsona.core.errors import SparsonaError
 
@@ -98,9 +99,18 @@ def test_the_table_and_its_notes():
         {"method": "FedSpa (RSM)", "to 70%": ">2", "to 75%": ">2", "to 99.5%": ">2", "T_0.9": "2", "relative": "0.20"},
         {"method": "FedAvg-FT", **dict.fromkeys(["to 70%", "to 75%", "to 99.5%", "T_0.9", "relative"], "–")},
     ]
-    seldom, unknown, meaning = found.sentences()
+    seldom, unknown, hint, meaning = found.sentences()
     assert seldom.startswith("Clients were evaluated every 5 rounds (FedAvg): a target may have been reached up to 4")
-    assert unknown.startswith("FedAvg-FT: 'tuned' was not evaluated over the rounds")
+    assert unknown == "FedAvg-FT: 'tuned' was not evaluated over the rounds, and has no curve."
+    assert hint.startswith("--point received reads the curve")
+    # A chart is for readers of a page, who have no command line, and says of marks what there are.
+    assert targets_chart(found).notes == (
+        seldom,
+        unknown,
+        "Means over seeds; error bars: one standard deviation.",
+        "Targets that were not reached by all seeds are not drawn.",
+    )
+    assert targets_chart(targets_of(views[:1], [70])).notes == (seldom.replace(" (FedAvg)", ""),)
     assert "relative: over that of FedAvg" in meaning
     plain = json.loads(json.dumps(found.as_dict()))
     assert plain["methods"][0]["targets"][0]["rounds"] == [10, 5]

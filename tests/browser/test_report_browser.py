@@ -110,26 +110,47 @@ def test_hostile_names_run_nothing(tmp_path: Path) -> None:
     assert 'class="main-svg"' in drawn(dom, "curves")
 
 
-def test_the_first_screen_has_the_answer_and_nothing_sticks_out(tmp_path: Path) -> None:
+def test_the_first_screen_has_the_answer_and_what_is_cut_off_says_so(tmp_path: Path) -> None:
     """On a phone and on a desk, in one page of two frames: starting a browser takes seconds."""
     write_report(make_comparison(seeds=1), tmp_path / "page.html")
-    measure = """<script>for (const width of [400, 1280]) {
+    measure = """<script>
+    function measure(frame, line) {
+      const inner = frame.contentDocument, styled = (of, pseudo) => frame.contentWindow.getComputedStyle(of, pseudo);
+      line.dataset.width = frame.clientWidth;
+      line.dataset.answer = Math.round(inner.querySelector(".answer").getBoundingClientRect().bottom);
+      line.dataset.wide = inner.documentElement.scrollWidth;
+      const cut = [...inner.querySelectorAll(".scroll")].filter(box => box.scrollWidth > box.clientWidth + 1);
+      const said = cut.filter(box => styled(box, "::before").content.includes("scroll"));
+      const faded = () => cut.filter(box => styled(box).maskImage !== "none").length;
+      line.dataset.cut = [cut.length, said.length, faded()];
+      const texts = [...inner.querySelectorAll(".picture:not([hidden]) svg text")];
+      const scale = text => { const { a, b } = text.getScreenCTM(); return Math.hypot(a, b); };  // some are rotated
+      line.dataset.text = Math.min(...texts.map(one => scale(one) * parseFloat(styled(one).fontSize))).toFixed(1);
+      cut.forEach(box => { box.scrollLeft = box.scrollWidth; box.dispatchEvent(new Event("scroll")); });
+      line.dataset.end = faded();
+    }
+    for (const width of [400, 1280]) {
       const frame = document.createElement("iframe"), line = document.createElement("p");
       frame.style.cssText = `width:${width}px;height:800px;border:0`;
-      frame.onload = () => setTimeout(() => {
-        const inner = frame.contentDocument;
-        line.dataset.width = width;
-        line.dataset.answer = Math.round(inner.querySelector(".answer").getBoundingClientRect().bottom);
-        line.dataset.wide = inner.documentElement.scrollWidth;
-      }, 2000);
+      frame.onload = () => {
+        frame.contentDocument.querySelectorAll("details").forEach(one => { one.open = true; });
+        setTimeout(measure, 2000, frame, line);
+      };
       frame.src = "page.html";
       document.body.append(frame, line);
     }</script>"""
     (tmp_path / "outer.html").write_text(f"<body>{measure}</body>")
     dom, console = open_page(tmp_path / "outer.html", tmp_path / "profile", "--allow-file-access-from-files")
     assert console == []
-    found = re.findall(r'data-width="(\d+)" data-answer="(\d+)" data-wide="(\d+)"', dom)
-    assert sorted(int(width) for width, _, _ in found) == [400, 1280]
-    for width, answer, wide in found:
+    names = ("width", "answer", "wide", "cut", "text", "end")
+    found = {line[0]: line[1:] for line in re.findall(" ".join(rf'data-{name}="([\d.,]+)"' for name in names), dom)}
+    assert found.keys() == {"400", "1280"}
+    for width, (answer, wide, _, text, end) in found.items():
         assert int(answer) < 500
         assert int(wide) <= int(width)
+        assert float(text) > 9  # pixels of the smallest letters in pictures
+        assert end == "0"  # at its end nothing fades out
+    cut, said, faded = map(int, found["400"][2].split(","))
+    assert cut == said == faded >= 4  # tables and pictures say that they are cut off, and fade out
+    cut, said, faded = map(int, found["1280"][2].split(","))
+    assert cut == said == faded <= 1  # the table of all columns

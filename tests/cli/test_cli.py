@@ -408,7 +408,7 @@ def test_clients_and_similarity(say, tmp_path):
     assert found["changes"][0]["num_clients"] == 5
     say("clients", "spa", "--against", "other").refused("hold different data")
     say("clients", "spa", "--against", "nothing").refused("there is no run 'nothing'")
-    say("clients", "avg").refused("no accuracies of a shared model")
+    say("clients", "avg").refused("did not evaluate a shared model")
     say("clients", "spa", "--out", "a.pdf").refused(".svg or .png")
     told = say("similarity", "spa", "--out", "masks.svg").out
     assert "Correlation of distance with label similarity: Pearson" in told

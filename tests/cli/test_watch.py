@@ -58,9 +58,12 @@ def test_a_page_that_follows_the_run(tmp_path: Path) -> None:
     with served(folder) as port:
         response, page = get(port)
         assert (response.status, response.headers["Refresh"]) == (200, "5")
-        assert "There is no run in this folder yet." in page
+        assert '<p class="status" role="status">There is no run in this folder yet.</p>' in page
+        assert "prefers-color-scheme: dark" in page  # styled as the report is
+        assert len(page) < 50_000  # and loaded every few seconds: without what draws charts
+        assert get(port, "/favicon.ico")[0].status == 204
         folder.rmdir()
-        wait_for(port, f"Waiting for &#x27;{folder}&#x27;, which is not there yet.")
+        wait_for(port, f"Waiting for &#39;{folder}&#39;, which is not there yet.")
         options = {"clients": 4, "rounds": 2, "data_rate": 0.2, "device": "cpu"}
         running = "Running. 0 of 1 run finished. FedAvg: 1 of 2 rounds"
         with pytest.raises(KeyboardInterrupt):

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import sparsona as sp
+from sparsona.data.batches import Examples
 from sparsona.data.federation import Federation
 
 SECRET = 0.123456789
@@ -27,6 +29,13 @@ def test_a_prompt_prints_one_short_line(federation: Federation) -> None:
     assert repr(federation) == "Federation('<b>wards', 3 clients, 61 examples, inputs (1, 4, 4), 3 classes)"
     assert len(repr(replace(federation, name="a/long/path\n" * 50))) < 140
     assert "\n" not in repr(replace(federation, name="two\nlines"))
+
+
+def test_a_prompt_prints_none_of_the_examples(federation: Federation) -> None:
+    shown = repr(federation.examples(1, "train"))
+    assert shown == "Examples(18, inputs float32 (18, 1, 4, 4), targets int64 (18,))"
+    several = Examples({"age": torch.zeros(2, 1), "scan": torch.zeros(2, 3)}, torch.zeros(2))
+    assert repr(several) == "Examples(2, inputs {'age': float32 (2, 1), 'scan': float32 (2, 3)}, targets float32 (2,))"
 
 
 def test_a_notebook_shows_sizes_and_no_data(federation: Federation) -> None:

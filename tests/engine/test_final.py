@@ -168,7 +168,7 @@ def test_no_choice_is_made_up_where_there_was_no_guard(federation, tmp_path):
 
 def test_a_global_model_with_an_untrained_part_is_nothing_to_compare_with(federation, tmp_path):
     run = sp.train("fedalt", federation, net, personal="2.*", points=["global"], out=tmp_path / "run", **SMALL)
-    with pytest.raises(sp.SparsonaError, match="no accuracies of a shared model") as refused:
+    with pytest.raises(sp.SparsonaError, match="did not evaluate a shared model") as refused:
         run.clients()
     assert "--warm-start" in str(refused.value)
     assert run.clients("global").changes  # where a person asks for it

@@ -49,7 +49,7 @@ def test_a_linear_model_is_recovered(tmp_path, executor, forked_workers):
     assert last["rmse"] == run.summary["metrics"]["rmse"]["mean"]
     assert {"mae", "r2", "loss"} <= set(last) & set(line)
     assert set(run.summary["guard"]["error"]) == {"personal", "shared", "guarded"}
-    assert "MSE" in repr(run)
+    assert "RMSE" in repr(run)
     assert "examples" in run.protocol
     curve = run.curve()
     assert curve[0][1] > 100 * curve[-1][1]
@@ -92,10 +92,22 @@ def test_tuned_and_guarded_models_are_shown_as_errors(tmp_path, say):
     )
     assert said.code == 0, said
     assert "MSE" in said.out
-    refused = say("clients", "run")
-    assert refused.code == 1
-    assert "predicts numbers" in refused.err
     run = sp.load(tmp_path / "run")
+    shown = say("clients", "run", "--out", "clients.svg")
+    assert shown.code == 0, shown
+    assert "RMSE, above 0 for the better; with samples: rank correlation" in shown.out
+    assert "test, guarded" in shown.out
+    assert "percentage" not in shown.out + (tmp_path / "clients.svg").read_text()
+    before, after = (run.metric("rmse", point) for point in ("received", "tuned"))
+    change = run.clients().changes[0]
+    np.testing.assert_allclose(change.gains, before - after)  # a lower error is a gain
+    assert change.num_helped == (after < before).sum()
+    assert change.client_rows()[-1]["change"] == f"{change.gains.max():+.4g}".replace("-", "−")
+    assert "does to its RMSE, over a model that clients share" in run.report(tmp_path / "page.html").read_text()
+    small = {**SMALL, "rounds": 1, "out": tmp_path / "other", "metrics": ["mae"]}
+    other = sp.train("local", run._make_context().federation, "mlp:hidden=8", **small)
+    with pytest.raises(sp.SparsonaError, match=r"is judged by RMSE, and '.*' by MAE"):
+        run.clients(other)
     with pytest.raises(sp.SparsonaError, match="there is no accuracy"):
         run.accuracies()
     assert run.errors().mean() == pytest.approx(run.summary["error"]["mse"])

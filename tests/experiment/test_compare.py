@@ -285,6 +285,23 @@ class Kept:
         self.records.append(("end", end.finished, end.reason))
 
 
+def test_a_stopped_comparison_is_resumed_with_as_many_jobs(tmp_path, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparisons, "play_in_processes", stop)
+    monkeypatch.setattr(comparisons, "start_run", stop)
+    path = tmp_path / "both"
+    for begin, said in (
+        (lambda: comparisons.compare(["local"], rounds=1, jobs=2, out=path), f"resume {path} --jobs 2` continues it"),
+        (lambda: comparisons.resume_comparison(path, jobs=3), f"resume {path} --jobs 3` continues it"),
+        (lambda: comparisons.resume_comparison(path), f"resume {path}` continues it"),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_observers_receive_the_same_of_runs_in_processes(tmp_path):
     """One run after another; also of a search's runs with the chosen options, which are in processes by default."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -232,6 +233,24 @@ def test_a_card_has_what_was_measured_and_nothing_else(loaded, run, tmp_path):
     assert f"at the point `{GUARDED}`" in guarded.card.read_text(encoding="utf-8")
     assert loaded.export(3, tmp_path / "bare.safetensors", card=False).card is None
     assert not (tmp_path / "bare.safetensors.md").exists()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt2", ".onnx"])
+def test_a_file_without_a_card_tells_what_is_needed_to_run_it_alone(tmp_path, suffix):
+    x, y = np.random.default_rng(0).random((12, 4), dtype=np.float32), np.arange(12) % 2
+    data = sp.Federation.from_clients({"person-08": (x, y), "b": (x, y)}, class_names=["ill", "well"])
+    run = sp.train("local", data, "mlp", out=tmp_path / "secret-run", rounds=1, progress=False)
+    told, bare = (tmp_path / f"{name}{suffix}" for name in ("told", "bare"))
+    run.export("person-08", told)
+    run.export("person-08", bare, card=False)
+    places = [str(Path(module.__file__).parent).encode() for module in (sp, torch)]
+    for path, has_all in ((told, True), (bare, False)):
+        body = path.read_bytes()
+        for word in (b"person-08", b"secret-run", b"test_accuracy", b"test_examples"):
+            assert (word in body) == has_all, word
+        for word in (b"ill", b"input_preparation", b"input_shape"):
+            assert word in body, word
+        assert not any(place in body for place in places)  # of this machine
 
 
 def test_a_card_names_the_comparison_and_classes_without_examples(tmp_path):
@@ -473,6 +492,6 @@ def test_what_has_not_finished_says_so(federation, tmp_path, capsys):
     assert capsys.readouterr().err.endswith(said)
     table = CliRunner().invoke(cli, ["table", str(path), "--format", "latex"])
     assert table.stderr == "warning: FedAvg has not finished: round 2 of 9.\n"
-    assert table.stdout.startswith("% FedAvg has not finished: round 2 of 9.\n")
+    assert "\n% FedAvg has not finished: round 2 of 9.\n" in table.stdout
     sp.resume(path, federation, model=net()).export(1, tmp_path / "later.safetensors")
     assert "not finished" not in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_files_of_any_names_stay_in_their_folder(tmp_path, monkeypatch):
     clients = dict.fromkeys(given, (X, Y))
     path = sp.train("local", sp.Federation.from_clients(clients), out=tmp_path / "run", **COMMON).path
     monkeypatch.chdir(tmp_path)
-    say("export", path, "--client", "all", "--no-card", "--out", "deep/models")
+    say("export", path, "--client", "all", "--out", "deep/models")
     made = files_in(tmp_path / "deep" / "models")
     assert len({name.casefold() for name in made}) == len(made) == len(given)
     assert made == [name for name in made if "/" not in name and "\\" not in name and len(name.encode()) < 160]

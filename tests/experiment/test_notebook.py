@@ -8,10 +8,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 
 import sparsona as sp
+from sparsona.core.rows import html_table, text_table
 from sparsona.experiment.run import Comparison
 
 OPTIONS = {"clients": 4, "rounds": 2, "data_rate": 0.1, "device": "cpu", "epochs": 1}
@@ -36,6 +38,33 @@ def test_what_a_prompt_prints(both: Comparison) -> None:
     assert "<script" not in page
     assert page.count("<tr>") == 3
     assert both.runs[0]._repr_html_().count("<tr>") == 2
+
+
+def test_what_evaluate_cost_and_tune_return_is_shown_without_arrays(both: Comparison, tmp_path: Path) -> None:
+    x, y = np.zeros((3, 1, 8, 8), dtype=np.float32), [0, 1, 2]
+    new = both.runs[0].evaluate([0, 3], x, y)
+    head, titles, first, _ = repr(new).splitlines()
+    assert head == "NewResults(2 models)"
+    assert titles.split()[:3] == ["client", "examples", "accuracy"]
+    assert first.split()[:2] == ["0", "3"]
+    assert re.fullmatch(r"NewResult\(client 3, 3 examples, accuracy \d+\.\d%\)", repr(new.results[1]))
+    cost = sp.cost("fedspa", model="lenet5")
+    assert repr(cost).startswith("CostReport(FedSpa (DST), lenet5 of 439,096 parameters, density 0.5)\n1,000 rounds, ")
+    assert len(repr(cost).splitlines()) == 4
+    found = sp.tune(["fedavg"], clients=4, rounds=1, data_rate=0.1, trials=1, jobs=1, refit_seeds=0, out=tmp_path / "t")
+    assert repr(found).splitlines()[2].split()[:2] == ["fedavg", "lr=0.1"]
+    for shown, has in ((new, "<th>accuracy</th>"), (cost, "<td>18.12 GB</td>"), (found, "<td>lr=0.1</td>")):
+        assert has in shown._repr_html_()
+        assert max(map(len, repr(shown).splitlines())) < 120
+    assert "tensor" not in repr(new) + new._repr_html_()
+
+
+def test_long_tables_say_how_many_more_rows_there_are() -> None:
+    rows = [{"name": f"<{i}>\n", "n": i} for i in range(30)]
+    assert text_table(rows, most=2) == "name   n\n<0>\\n  0\n<1>\\n  1\n... and 28 more"
+    assert html_table(rows, most=2).endswith(
+        "<th>&lt;1&gt;\\n</th><td>1</td></tr></tbody></table><p>... and 28 more</p>"
+    )
 
 
 def test_figures_are_plotly_objects(both: Comparison) -> None:

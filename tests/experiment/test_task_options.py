@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sparsona as sp
+from sparsona.analysis.measure import headline_score
 from sparsona.core.targets import METRICS
 from sparsona.deploy.jobs import reported_metrics
 from sparsona.engine.evaluate import Evaluation
@@ -18,6 +19,7 @@ from sparsona.executors.graphed import Graphed
 from sparsona.executors.serial import Serial
 from sparsona.experiment.agreement import agree
 from sparsona.experiment.build import make_config, make_context
+from sparsona.runs.listing import list_runs
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(80, 4)).astype(np.float32)
@@ -183,6 +185,18 @@ def test_observers_and_tables_have_metrics_and_say_for_how_many_clients(tmp_path
     assert all(row["AUC"] for row in both.table())
     assert f"AUC is defined for {len(known)} of 4 clients of Local" in both.notes()[0]
     assert {"metric_auc"} <= set(both.figures()[0])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "shown"), [(None, "RMSE"), (["r2", "mae"], "R²"), ([lambda outputs, targets: 3.0], "huber")]
+)
+def test_every_view_of_a_regression_has_one_headline(metrics, shown, tmp_path):
+    run = sp.train("local", *federation_of("numbers"), out=tmp_path / "run", metrics=metrics, loss="huber", **SMALL)
+    score = f"{headline_score(run.view.measure, run.summary):.4g}"
+    assert f", {shown} {score}, '" in repr(run)
+    assert f"{score} ({shown}) on average" in run._repr_html_()
+    (row,) = list_runs(tmp_path)
+    assert row["accuracy"] == f"{'loss' if shown == 'huber' else shown} {score}"
 
 
 def test_a_regression_in_the_terminal_and_on_a_page(tmp_path, say):

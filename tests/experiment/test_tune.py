@@ -21,6 +21,7 @@ from sparsona.experiment.search import BATCH, Trial, _propose, _PrunedError, _Wa
 from sparsona.experiment.tune import Tuned, resume_tuning
 from sparsona.methods import METHODS
 from sparsona.methods.fedavg import FedAvgConfig, fedavg
+from sparsona.report.live import live_page
 from sparsona.runs.observers import ClientEvaluation, EvaluationResult
 from sparsona.runs.request import read_option_file
 
@@ -355,6 +356,33 @@ def test_command_writes_a_file_that_run_and_compare_take(tmp_path, monkeypatch):
     assert mixed.exit_code == 0, mixed.output
     assert ["tuned with" in run["protocol"] for run in json.loads(mixed.stdout)["runs"]] == [True, False]
     assert "fedspa not tuned" in mixed.stderr
+
+
+def test_a_search_is_listed_and_stands_for_its_runs_with_the_chosen_options(tmp_path, say):
+    small = ["--clients", 3, "--rounds", 1, "--set", "data_rate=0.15", "--epochs", 1, "--search", "lr=0.2"]
+    small += ["--trials", 1, "--jobs", 1]
+    assert say("tune", "local", "fedavg", *small, "--out", "runs/t").code == 0
+    assert say("tune", "local", *small, "--refit-seeds", 0, "--out", "runs/bare").code == 0
+    inside = {f"t/refit/{method}_lr-0.2_tuned_with-1-seed0" for method in ("local", "fedavg")}
+    rows = {row["run"]: (row["method"], row["state"]) for row in json.loads(say("runs", "--json").out)}
+    assert rows.keys() == inside | {"t", "bare"}
+    assert rows["t"] == ("search: local, fedavg", "finished")
+    for command in (["table"], ["report"], ["targets", "--at", 50]):
+        said = say(command[0], "t", *command[1:])
+        assert said.code == 0, said
+    assert say("table", "t").out == say("table", "t/refit").out
+    assert [run.config["method"] for run in sp.load_comparison("runs/t").runs] == ["local", "fedavg"]
+    assert "FedAvg" in live_page(tmp_path / "runs" / "t").html
+    say("clients", "t").refused("'runs/t' is a search", f"such as runs/{min(inside)}")
+    for command in ("table", "clients"):
+        say(command, "bare").refused("is a search", "`sparsona compare --config runs/bare/tuned.toml` makes some")
+    (tmp_path / "runs" / "bare" / "tuned.toml").unlink()
+    say("table", "bare").refused("`sparsona resume runs/bare` makes some")
+    assert {row["run"]: row["state"] for row in json.loads(say("runs", "--json").out)}[
+        "bare"
+    ] == "unfinished: resume it"
+    (tmp_path / "runs" / "bare" / "tune.json").write_text("[]")
+    assert "damaged: " in say("runs").out
 
 
 @pytest.mark.parametrize(

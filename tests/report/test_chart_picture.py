@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import fake_runs
 import numpy as np
 import pytest
-from fake_runs import make_view
+from fake_runs import make_comparison, make_view
 
 from sparsona.analysis.changes import client_changes
 from sparsona.analysis.charts import LineChart, Mark, Series, accuracy_by_capacity, accuracy_by_density, targets_chart
 from sparsona.analysis.figures import figure_of
 from sparsona.analysis.targets import targets_of
 from sparsona.core.errors import SparsonaError
+from sparsona.report import plots
 from sparsona.report.page import SECTIONS, render_report
-from sparsona.report.palette import COLOURS
+from sparsona.report.palette import COLOURS, mark_at
 from sparsona.report.pictures import draw
 from sparsona.report.pictures.figure import new_picture, style
 
@@ -72,6 +74,29 @@ def test_a_colour_is_that_of_the_place():
     marks = (Mark(0, 1), Mark(1, 2))
     chart = LineChart("a", "x", "y", (Series("b", marks, "line", place=2), Series("c", marks, "line", place=1)))
     assert colours_of(draw(chart)) == {COLOURS[2], COLOURS[1]}
+
+
+def test_a_method_has_one_mark_in_both_kinds_of_charts():
+    traces = plots.tradeoff(make_comparison(1)).data
+    plotly = {one.name: one.marker.symbol for one in traces if one.name}
+    assert [plotly[name] for name in fake_runs.METHODS if name != "Local"] == ["square", "diamond", "cross", "x"]
+    markers = pytest.importorskip("matplotlib.markers")
+    drawn = {"circle": "o", "square": "s", "diamond": "D", "cross": "P", "x": "X", "triangle-up": "^"}
+    drawn |= {"triangle-down": "v", "pentagon": "p", "hexagon": "h", "star": "*"}
+    for place in range(10):
+        chart = LineChart("a", "x", "y", (Series("b", (Mark(0, 1),), "points", place=place),))
+        (axes,) = draw(chart).figure.axes
+        style = markers.MarkerStyle(drawn[mark_at(place)[0]])
+        expected = style.get_path().transformed(style.get_transform())
+        np.testing.assert_array_equal(axes.collections[0].get_paths()[0].vertices, expected.vertices)
+
+
+def test_no_axis_goes_beyond_all_and_none():
+    views = [dataclasses.replace(view, summary=view.summary | {}) for view in make_comparison(1)]
+    for view, mean in zip(views, (0.995, 0.99, 0.98, 0.2, 0.005), strict=True):
+        view.summary["accuracy"] = view.summary["accuracy"] | {"mean": mean}
+    assert tuple(plots.tradeoff(views).layout.yaxis.range) == (0, 100)
+    assert plots.tradeoff(views[:3]).layout.yaxis.range[0] == pytest.approx(96)
 
 
 @pytest.mark.parametrize("slope", [1, -1, 0])

@@ -74,10 +74,24 @@ def test_the_same_partition_is_the_same_file() -> None:
 
 
 def test_inside_a_page_there_are_no_namespaces() -> None:
-    picture = draw(Partition('a xmlns="b"', {"train": np.array([1, 2])}))
-    assert picture.inline().startswith("<svg ")
-    assert "http://" not in picture.inline()
-    assert 'a xmlns="b"' in picture.inline()
+    found = draw(Partition('a xmlns="b"', {"train": np.array([1, 2])})).inline()
+    assert found.svg.startswith("<svg ")
+    assert "http://" not in found.svg
+    assert "a xmlns=&quot;b&quot;" in found.svg
+    assert found.title == 'a xmlns="b"'
+
+
+def test_inside_a_page_words_are_text_of_the_page() -> None:
+    """They would be cut at the edge of a phone; who cannot see the picture has them in its description."""
+    partition = Partition("Owners", {"train": np.array([1, 2])})
+    found, file = draw(partition).inline(), draw(partition).svg()
+    assert (found.title, found.sentences) == ("Owners", tuple(partition.summary()))
+    for text in (found.title, *found.sentences):
+        assert f">{text}</text>" in file
+        assert f">{text}</text>" not in found.svg
+        assert text in found.svg
+    heights = [float(re.search(r'viewBox="0 0 \S+ (\S+)"', svg)[1]) for svg in (file, found.svg)]
+    assert heights[0] > heights[1] == pytest.approx(4.0 * 72)
 
 
 def test_many_clients_share_rows_and_many_classes_columns() -> None:

@@ -117,14 +117,14 @@ def test_rows_are_drawn_over_the_row_that_they_are_compared_with():
     }
     result = SimpleNamespace(recipe=recipe, rows=rows, runs=runs, name="figure9")
     found = pictures._of_settings(result, "change-by-samples")
-    shown = {name: re.sub(r"<[^>]*>|\s", "", svg) for name, svg in found.items()}  # long names are broken
+    shown = {name: re.sub(r"<[^>]*>|\s", "", one.svg) for name, one in found.items()}  # long names are broken
     over, under = "stackoverflow/fedavg", "stackoverflow/output/dropout=none"
     assert list(found) == [f"stackoverflow, over {one}" for one in (over, under)]
-    assert f"over {over}." in found[f"stackoverflow, over {over}"]
+    assert f"over {over}." in found[f"stackoverflow, over {over}"].sentences[0]
     assert "dropout=none" in shown[f"stackoverflow, over {over}"]
     assert "best-over-none" not in shown[f"stackoverflow, over {over}"]
     assert "best-over-none" in shown[f"stackoverflow, over {under}"]
-    assert f"over {under}." in found[f"stackoverflow, over {under}"]
+    assert f"over {under}." in found[f"stackoverflow, over {under}"].sentences[0]
 
 
 @pytest.mark.parametrize("name", ["pfedgate/table3", "fedalt/table8"])

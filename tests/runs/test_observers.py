@@ -48,6 +48,7 @@ def test_what_happens_is_told_in_order(told):
 def test_what_is_told_is_what_is_recorded(told):
     run, records = told
     start, end = records[[type(one) for one in records].index(RunStart)], records[-1]
+    assert repr(start) == f"RunStart({start})"  # and no client's label counts
     assert start.path == run.path
     assert start.facts is run._folder.facts
     assert start.options == run.config

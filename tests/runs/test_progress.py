@@ -38,6 +38,14 @@ def play_round(lines: Lines, clock: Clock, index: int, seconds: float, right: in
     lines.on_evaluation(EvaluationResult(index + 1, "received", (ClientEvaluation(0, "received", right, 10, 0.5),)))
 
 
+@pytest.mark.parametrize(
+    ("metrics", "said"), [({"bias": 3.0, "mae": 28.61}, "MAE 28.61"), ({"bias": 3.0}, "loss 1018"), ({}, "loss 1018")]
+)
+def test_a_regression_is_shown_by_what_it_is_judged_by(metrics: dict[str, float], said: str) -> None:
+    found = ClientEvaluation(0, "received", None, 10, 1018.0, metrics=metrics)
+    assert module._accuracy(EvaluationResult(1, "received", (found,))) == said
+
+
 def test_a_line_at_the_start_and_the_end_and_one_a_minute(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines(None, has_seeds=True)
     lines.on_progress(ProgressUpdate("FedAvg", 2, 0, 10, "reading digits", 0.0))

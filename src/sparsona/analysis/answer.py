@@ -1,11 +1,11 @@
-"""What a comparison says, in one sentence, and what its methods were not given alike."""
+"""What a comparison says, in one sentence, what it is of, and what its methods were not given alike."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsona.analysis.format import human_bytes
+from sparsona.analysis.format import human_bytes, plural
 from sparsona.analysis.groups import (
     WITHOUT,
     Group,
@@ -16,11 +16,13 @@ from sparsona.analysis.groups import (
     setting_label,
     shared_and_differing,
 )
-from sparsona.analysis.measure import ACCURACY, Measure
+from sparsona.analysis.measure import ACCURACY, Measure, headline_score
 from sparsona.analysis.protocol import join_labels
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
-from sparsona.analysis.view import RunView, headline_score
+from sparsona.analysis.view import RunView
+from sparsona.core.targets import GIVEN
 
+UNNAMED = "arrays"  # what data that was passed from Python is called where nobody named it
 LESS = 0.9  # the share of the best method's traffic below which another method is worth naming beside it
 
 # Options of a run that change how a method was trained, rather than how it was tested or stored.
@@ -56,7 +58,7 @@ class _Result:
 
     @property
     def text(self) -> str:
-        return f"{self.score:.1%}" if self.measure.unit else f"{self.score:.4g}"
+        return self.measure.brief(self.score)
 
 
 def answer(views: Sequence[RunView]) -> str:
@@ -153,6 +155,48 @@ def differing(views: Sequence[RunView]) -> list[str]:
     return found
 
 
+def scope(views: Sequence[RunView]) -> list[str]:
+    """What these runs are of: data, model, and how many methods, seeds, clients and rounds.
+
+    Args:
+        views: the runs.
+
+    Returns:
+        Phrases for one line, such as "digits, dirichlet:0.3" and "20 clients, 10 a round".
+    """
+
+    def shared(name: str) -> str | None:
+        values = {str(view.config.get(name)) for view in views}
+        return values.pop() if len(values) == 1 and values != {"None"} else None
+
+    called = {view.data or str(view.config.get("data")) for view in views}  # the name, and not the path of a file
+    parts = (called.pop() if len(called) == 1 else None, shared("partition"))
+    data = [value for value in parts if value is not None and value not in (GIVEN, UNNAMED, "None")]
+    sizes = {view.num_parameters for view in views}
+    model = shared("model")
+    if model in (None, GIVEN):
+        model = "own model" if model else "the data's usual network"
+    if len(sizes) == 1 and None not in sizes:
+        model += f" ({next(iter(sizes)):,} parameters)"
+    sampled = shared("per_round")
+    own = [options for view in views if isinstance(options := view.config.get("options"), dict)]
+    epochs = {str(options["epochs"]) for options in own if "epochs" in options}
+    return [
+        *([", ".join(data)] if data else []),
+        model,
+        _range([len(group_views(views))], "method"),
+        _range([len({view.seed for view in views})], "seed"),
+        _range([len(view.count) for view in views], "client") + (f", {sampled} a round" if sampled else ""),
+        _range([int(view.summary["rounds"]) for view in views], "round"),
+        *([plural(int(epochs.pop()), "epoch") + " a turn"] if len(epochs) == 1 else []),
+    ]
+
+
+def _range(counts: Sequence[int], noun: str) -> str:
+    low, high = min(counts), max(counts)
+    return plural(low, noun) if low == high else f"{low:,}–{plural(high, noun)}"
+
+
 def _value(name: str, value: str) -> str:
     return setting_label(name, value) if name in WITHOUT else "none" if value == "null" else value
 
@@ -165,7 +209,7 @@ def _training(view: RunView) -> dict[str, str]:
 
 
 def _result(group: Group) -> _Result | None:
-    scores = [score for view in group.views if (score := headline_score(view)) is not None]
+    scores = [score for view in group.views if (score := headline_score(view.measure, view.summary)) is not None]
     if not scores:
         return None
     sent, _ = mean_and_spread([float(view.summary["bytes"]["total"]) for view in group.views])
@@ -179,7 +223,7 @@ def _with_less(near: _Result, best: _Result) -> str:
 def _unclear(best: _Result, others: Sequence[_Result]) -> _Result | None:
     """The next best method, where seeds leave open which of the two is better; None of one seed, which says nothing."""
     rival = others[0]
-    known = [[headline_score(view) for view in pair] for pair in pairs(rival.group, best.group)]
+    known = [[headline_score(view.measure, view.summary) for view in pair] for pair in pairs(rival.group, best.group)]
     matched = [(old, new) for old, new in known if old is not None and new is not None]
     if len(matched) < 2:
         return None

@@ -20,10 +20,11 @@ from sparsona.analysis.groups import (
     settings_of,
     shared_and_differing,
 )
+from sparsona.analysis.measure import headline_score
 from sparsona.analysis.outcomes import capacities
 from sparsona.analysis.statistics import accuracy_summary, mean_and_spread
 from sparsona.analysis.targets import Targets
-from sparsona.analysis.view import RunView, headline_score
+from sparsona.analysis.view import RunView
 from sparsona.core.points import CONSENSUS, GLOBAL, START, on
 
 MOST_ROWS = 12  # marks of one series that a table lists; of more, the last alone
@@ -233,9 +234,10 @@ def gain_by_personal(views: Sequence[RunView], against: Sequence[RunView] = ()) 
         if marks
     ]
     over = "the shared model of the same run" if reference is None else reference.label
-    notes = [f"Gain in accuracy, weighted by test examples, over {over}.", *_spread_notes(views)]
-    x_title = "personal parameters of a client"
-    return _chart("Gain by personal parameters", x_title, "gain, percentage points", series, notes, "log", "points")
+    weighted = f"Gain in accuracy weighted by test examples, as in FedAlt's paper, over {over}."
+    notes = [f"{weighted} Elsewhere each client counts the same.", *_spread_notes(views)]
+    x_title, y_title = "personal parameters of a client", "gain in weighted accuracy, percentage points"
+    return _chart("Gain by personal parameters", x_title, y_title, series, notes, "log", "points")
 
 
 def targets_chart(found: Targets) -> LineChart | None:
@@ -249,10 +251,12 @@ def targets_chart(found: Targets) -> LineChart | None:
         ]
         if marks:
             series.append(Series(label, tuple(marks), place=place))
-    notes = [
-        *found.notes,
-        "Error bars: one standard deviation over seeds. Targets that not all seeds reached are not drawn.",
-    ]
+    known = [one for reached in found.reached.values() for one in reached if one is not None]
+    many, notes = any(len(one.rounds) > 1 for one in known), list(found.notes)
+    if many:
+        notes.append("Means over seeds; error bars: one standard deviation.")
+    if any(one.is_bound for one in known):
+        notes.append(f"Targets that were not reached{' by all seeds' * many} are not drawn.")
     return _chart(found.title, "target accuracy, %", "rounds", series, notes, y_unit="")
 
 
@@ -370,7 +374,11 @@ def _marks(curves: Sequence[Mapping[int, float]], scale: int) -> Iterator[Mark]:
 
 
 def _headlines(group: Group) -> list[float]:
-    return [view.measure.scale * score for view in group.views if (score := headline_score(view)) is not None]
+    return [
+        view.measure.scale * score
+        for view in group.views
+        if (score := headline_score(view.measure, view.summary)) is not None
+    ]
 
 
 def _over_seeds(x: float, values: Sequence[float | None], text: str = "") -> Mark:

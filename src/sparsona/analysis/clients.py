@@ -1,4 +1,5 @@
-"""What personalization does to each client: accuracy of its personal model over that of a shared one.
+"""What personalization does to each client: accuracy of its personal model over that of a shared one, or in a
+regression what the run is judged by.
 
 The analysis of FedSim and FedAlt's paper (section 4.2, appendix C.2): a mean can rise while some clients are hurt.
 """
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.format import UNKNOWN, signed
+from sparsona.analysis.measure import ACCURACY, Measure, client_scores, measure_of
 from sparsona.analysis.statistics import accuracy_summary, spearman
 from sparsona.analysis.summary import at, headline, points
 from sparsona.core.errors import SparsonaError
@@ -28,7 +30,8 @@ QUANTILES = {"worst": 0, "10%": 10, "median": 50, "90%": 90, "best": 100}
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """The accuracies (0 to 1) of two models for each client, on the data that `name` says.
+    """The accuracies (0 to 1) of two models for each client, or what a regression is judged by, on the data that `name`
+    says.
 
     `samples` is each client's number of training examples; `labels` are the clients' names, if they have any. `models`
     is what the two are called in a table of clients.
@@ -41,6 +44,7 @@ class Change:
     samples: np.ndarray
     labels: tuple[str, ...] = ()
     models: tuple[str, str] = ("before", "after")
+    measure: Measure = ACCURACY
 
     def who(self, place: int) -> str:
         """The client at this place by name, or by number."""
@@ -48,11 +52,12 @@ class Change:
 
     @property
     def gains(self) -> np.ndarray:
-        """What each client gains, in percentage points of accuracy."""
-        return 100 * (self.after - self.before)
+        """What each client gains, in percentage points of accuracy or in what a regression is judged by."""
+        return self.measure.gain(self.before, self.after)
 
     @property
     def num_hurt(self) -> int:
+        """Clients that the change is for the worse for."""
         return int((self.gains < -1e-9).sum())
 
     @property
@@ -65,6 +70,7 @@ class Change:
         return {
             "on": self.name,
             "num_clients": len(self.clients),
+            "judged_by": self.measure.name,
             "hurt": self.num_hurt,
             "helped": self.num_helped,
             "mean": float(self.gains.mean()),
@@ -80,7 +86,7 @@ class Change:
     def row(self) -> dict[str, str]:
         """The line of a table."""
         found = self.as_dict()
-        figures = {name: signed(found[name]) for name in ("mean", *QUANTILES)}
+        figures = {name: self.measure.show_gain(found[name]) for name in ("mean", *QUANTILES)}
         share = f"{self.num_hurt} ({100 * self.num_hurt / len(self.clients):.0f}%)"
         correlation = UNKNOWN if found["correlation"] is None else signed(found["correlation"], 2)
         counts = {"clients": str(len(self.clients)), "hurt": share, "helped": str(self.num_helped)}
@@ -92,9 +98,9 @@ class Change:
             {
                 "client": self.who(place),
                 "train": f"{self.samples[place]:,}",
-                self.models[0]: f"{100 * self.before[place]:.1f}%",
-                self.models[1]: f"{100 * self.after[place]:.1f}%",
-                "change": signed(self.gains[place]),
+                self.models[0]: self.measure.brief(self.before[place]),
+                self.models[1]: self.measure.brief(self.after[place]),
+                "change": self.measure.show_gain(self.gains[place]),
             }
             for place in np.argsort(self.gains, kind="stable").tolist()
         ]
@@ -102,7 +108,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Gap:
-    """Clients that took no part beside those that did, as mean accuracies from 0 to 1.
+    """Clients that took no part beside those that did: mean accuracies from 0 to 1, or what a regression is judged by.
 
     `novel_trained` is that of the novel clients in a run in which they took part.
     """
@@ -110,16 +116,22 @@ class Gap:
     taking_part: float
     novel: float
     novel_trained: float | None = None
+    measure: Measure = ACCURACY
 
     def sentences(self) -> list[str]:
-        gap = f"Generalization gap: {signed(100 * (self.taking_part - self.novel))} percentage points"
-        found = [f"{gap} ({self.taking_part:.2%} of those that took part, {self.novel:.2%} of the novel ones)."]
+        met, novel = self._show(self.taking_part), self._show(self.novel)
+        gap = f"Generalization gap: {self._lost(self.taking_part)}"
+        found = [f"{gap} ({met} of those that took part, {novel} of the novel ones)."]
         if self.novel_trained is not None:
-            lost = signed(100 * (self.novel_trained - self.novel))
-            found.append(
-                f"Had the novel clients taken part: {self.novel_trained:.2%}, a difference of {lost} percentage points."
-            )
+            trained, lost = self._show(self.novel_trained), self._lost(self.novel_trained)
+            found.append(f"Had the novel clients taken part: {trained}, a difference of {lost}.")
         return found
+
+    def _show(self, mean: float) -> str:
+        return f"{self.measure.show(mean)}{self.measure.unit}"
+
+    def _lost(self, other: float) -> str:
+        return f"{self.measure.show_gain(self.measure.gain(self.novel, other))} {self.measure.gain_unit}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +143,14 @@ class ClientEffects:
     gap: Gap | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def measure(self) -> Measure:
+        """What clients are judged by."""
+        return self.changes[0].measure if self.changes else ACCURACY
+
     def rows(self) -> list[dict[str, str]]:
-        """A line per kind of data, ready to print; figures are percentage points of accuracy."""
+        """A line per kind of data, ready to print; gains are percentage points of accuracy, or in what a regression is
+        judged by."""
         return [change.row() for change in self.changes]
 
     def sentences(self) -> list[str]:
@@ -153,19 +171,13 @@ def client_effects(run: RunFolder, against: RunFolder | str | None = None) -> Cl
     """What the headline's model does to each client, over another run's or over another point of this run.
 
     Args:
-        run: a run on classes.
+        run: any run; clients of a regression are compared by what it is judged by.
         against: a run on the same clients, or the name of a point of `run`. None: the shared model that the run
             evaluated ("start", "global" or "consensus"), or what was there before tuning.
 
     Returns:
         A change for each kind of data that both were evaluated on.
     """
-    if run.facts.is_regression:
-        raise SparsonaError(
-            f"'{run.path}' predicts numbers: its clients have errors and no accuracies",
-            expected="a run on classes",
-            hint="the summary's 'guard' and 'pipeline' have the errors",
-        )
     point = headline(run)[0]
     if isinstance(against, RunFolder):
         return _over_run(run, point, against)
@@ -182,9 +194,7 @@ def client_effects(run: RunFolder, against: RunFolder | str | None = None) -> Cl
 
 
 def has_effects(run: RunFolder) -> bool:
-    """Whether a run evaluated a shared model beside that of its headline, and has accuracies of them."""
-    if run.facts.is_regression:
-        return False
+    """Whether a run evaluated a shared model beside that of its headline."""
     point, completed = headline(run)[:2]
     known = [shared for shared in _candidates(run, point) if shared in points(run) and shared != point]
     return bool(known) and run.records.last_evaluated(known[0]) == completed
@@ -196,6 +206,13 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
             f"the clients of '{run.path}' and '{other.path}' hold different data",
             expected="two runs on the same data, partition, split and seed of both",
             hint="run the other method with the same options, or both with `sparsona compare`",
+        )
+    measures = [measure_of(folder) for folder in (run, other)]
+    if measures[0] != measures[1]:
+        raise SparsonaError(
+            f"'{run.path}' is judged by {measures[0].title}, and '{other.path}' by {measures[1].title}",
+            expected="two runs that are judged by the same figure",
+            hint="give both the same metrics: the first that has a good end counts",
         )
     shared = headline(other)[0]
     changes = _changes(run, point, other, shared)
@@ -220,7 +237,9 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
 
 
 def _drop_note(run: RunFolder, point: str, other: RunFolder, shared: str) -> list[str]:
-    """The figures that pFedGate's table 6 compares, where both runs tested the same clients."""
+    """The figures that pFedGate's table 6 compares, where both runs tested the same clients on classes."""
+    if run.facts.is_regression:
+        return []
     found = [at(folder, name)[2:] for folder, name in ((run, point), (other, shared))]
     if not np.array_equal(found[0][1], found[1][1]):
         return []
@@ -244,14 +263,17 @@ def _changes(run: RunFolder, point: str, other: RunFolder, shared: str) -> list[
 
 def _change(name: str, run: RunFolder, after: str, other: RunFolder, before: str) -> Change | None:
     """None where no client was evaluated at both."""
-    tables = _accuracies(other, before), _accuracies(run, after)
+    measure = measure_of(run)
+    tables = _scores(other, before, measure), _scores(run, after, measure)
     clients = sorted(tables[0].keys() & tables[1].keys())
     if not clients:
         return None
     samples = run.facts.sizes[clients, 0]
     old, new = (np.array([table[client] for client in clients]) for table in tables)
     models = (before, after) if other is run else _names_of_runs(other, run)
-    return Change(name, np.array(clients), old, new, samples, names_at(run.facts.client_names, clients), models)
+    return Change(
+        name, np.array(clients), old, new, samples, names_at(run.facts.client_names, clients), models, measure
+    )
 
 
 def _names_of_runs(other: RunFolder, run: RunFolder) -> tuple[str, str]:
@@ -280,12 +302,13 @@ def _novel_change(run: RunFolder, other: RunFolder, shared: str) -> Change | Non
 
 
 def _gap(run: RunFolder, point: str, novel: Change | None) -> Gap | None:
-    met = _accuracies(run, NOVEL_TUNED) or _accuracies(run, NOVEL)
+    measure = measure_of(run)
+    met = _scores(run, NOVEL_TUNED, measure) or _scores(run, NOVEL, measure)
     if not met:
         return None
-    taking_part = list(_accuracies(run, point).values())
+    taking_part = list(_scores(run, point, measure).values())
     novel_trained = None if novel is None else float(novel.before.mean())
-    return Gap(float(np.mean(taking_part)), float(np.mean(list(met.values()))), novel_trained)
+    return Gap(float(np.mean(taking_part)), float(np.mean(list(met.values()))), novel_trained, measure)
 
 
 def _candidates(run: RunFolder, point: str) -> tuple[str, ...]:
@@ -310,14 +333,14 @@ def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
             return shared
     others = ", ".join(sorted(known - {point})) or "none"
     raise SparsonaError(
-        f"'{run.path}' has no accuracies of {f'a point {wanted!r}' if wanted else 'a shared model'} beside '{point}'",
+        f"'{run.path}' did not evaluate {f'a point {wanted!r}' if wanted else 'a shared model'} beside '{point}'",
         expected=f"a shared model to compare with (other points of this run: {others})",
         hint="give another run with --against RUN" + _hint_shared(run),
     )
 
 
-def _accuracies(run: RunFolder, point: str) -> dict[int, float]:
-    """Accuracy by client where this point was last evaluated."""
+def _scores(run: RunFolder, point: str, measure: Measure) -> dict[int, float]:
+    """What each client reached where this point was last evaluated, of those that have test data there."""
     last = run.records.last_evaluated(point)
-    rows = [] if last is None else run.records.evaluations(last, point)
-    return {row.client: (row.correct or 0) / row.count for row in rows if row.count > 0}
+    found = np.zeros(0) if last is None else client_scores(run, measure, last, point)
+    return {client: score for client, score in enumerate(found.tolist()) if np.isfinite(score)}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparsona.analysis.format import human_bytes, human_flops, human_seconds, percent, signed
+from sparsona.analysis.format import alike, human_bytes, human_flops, human_seconds, percent, signed
 from sparsona.analysis.privacy import show_epsilon
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Column:
         title: the heading in the terminal and on the page.
         meaning: what the figure is, for the page's legend.
         value: reads it from a run; None where the run has none.
-        show: prints it, without the unit.
+        show: prints it, without the unit; None: a number that is written with as many decimals as others of its column.
         show_spread: prints its spread; None: as the mean.
         unit: printed after the figure and its spread.
         better: which end is the good one; "neither": none is marked as the best.
@@ -45,7 +45,7 @@ class Column:
     title: str
     meaning: str
     value: Callable[[RunView], float | None]
-    show: Callable[[float], str]
+    show: Callable[[float], str] | None
     unit: str = ""
     better: Literal["high", "low", "neither"] = "low"
     has_spread: bool = False
@@ -55,6 +55,10 @@ class Column:
     show_spread: Callable[[float], str] | None = None
     marks_zero: bool = True
     over_seeds: Literal["mean", "largest"] = "mean"
+
+    def writer(self, values: Iterable[float]) -> Callable[[float], str]:
+        """What prints these figures, which are all of the column."""
+        return self.show or alike(values)
 
 
 def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column, ...]:
@@ -67,9 +71,7 @@ def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column
         if column.shown == "if uneven":
             return not in_print or has_uneven_tests(views)
         if column.shown == "if alike":
-            return (
-                not in_print or len({(view.config.get("device"), view.config.get("executor")) for view in views}) == 1
-            )
+            return not in_print or not ways_of_running(views)
         known = {value for view in views if (value := column.value(view)) is not None}
         if column.shown == "if any":
             return any(known)
@@ -81,6 +83,13 @@ def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column
     if unwanted == "classes":  # the headline of a regression is a metric
         judged.sort(key=lambda column: not column.name.startswith("metric_"))
     return tuple(filter(is_shown, (*judged, *_hurt_columns(views), *COLUMNS[place:])))
+
+
+def ways_of_running(views: Sequence[RunView]) -> list[str]:
+    """Executors and devices of these runs, in words, where not all were run alike; otherwise none."""
+    found = dict.fromkeys((view.config.get("executor"), view.config.get("device")) for view in views)
+    names = [" on ".join(str(one) for one in way if one is not None) or "not known" for way in found]
+    return names if len(found) > 1 else []
 
 
 def _metric_columns(views: Sequence[RunView]) -> Iterator[Column]:
@@ -98,7 +107,7 @@ def _metric_columns(views: Sequence[RunView]) -> Iterator[Column]:
             found.title,
             meaning,
             _entry("metrics", name, "mean"),
-            found.show,
+            found.show if found.unit else None,
             found.unit,
             found.better,
             True,
@@ -227,7 +236,7 @@ def _error(key: str, title: str, meaning: str, is_squared: bool = True) -> Colum
         return _entry("error", key)(view) if is_squared == ("mse" in view.summary.get("error", ())) else None
 
     shown: Literal["if known"] = "if known"
-    return Column(f"error_{key}", title, meaning, value, "{:.4g}".format, has_spread=True, task="numbers", shown=shown)
+    return Column(f"error_{key}", title, meaning, value, None, has_spread=True, task="numbers", shown=shown)
 
 
 def _bytes(key: str, title: str, meaning: str, is_first: bool = False, if_known: bool = False) -> Column:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 UNKNOWN = "–"
 
@@ -59,6 +59,27 @@ def number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return UNKNOWN
     return f"{value:.3g}".replace("-", "−") if math.isfinite(value) else "infinite"
+
+
+def alike(values: Iterable[float], digits: int = 4) -> Callable[[float], str]:
+    """How figures of one column are written: with as many decimals as the largest has in so many digits.
+
+    Args:
+        values: those of the column.
+        digits: significant digits of the largest.
+
+    Returns:
+        What writes a figure. Where sizes differ by more than a thousand, each has so many digits of its own.
+
+    Example:
+        >>> [alike([10.2, 10.88, 8.922])(value) for value in (10.2, 10.88, 8.922)]
+        ['10.20', '10.88', '8.92']
+    """
+    sizes = [abs(value) for value in values if value and math.isfinite(value)]
+    if not sizes or max(sizes) > 1000 * min(sizes):
+        return f"{{:.{digits}g}}".format
+    decimals = digits - 1 - math.floor(math.log10(max(sizes)))
+    return f"{{:.{max(0, decimals)}f}}".format if decimals <= 6 else f"{{:.{digits}g}}".format
 
 
 def plural(count: int, noun: str) -> str:

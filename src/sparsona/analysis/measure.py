@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from sparsona.core.targets import TITLES, better
+from sparsona.analysis.format import signed
+from sparsona.core.targets import TITLES, better, headline_metric
 from sparsona.runs.folder import RunFolder
 
 PERCENT = frozenset(("accuracy", "balanced-accuracy", "f1"))
@@ -43,6 +45,28 @@ class Measure:
         """A value without its unit."""
         return f"{100 * value:.2f}" if self.unit else f"{value:.4g}"
 
+    def brief(self, value: float) -> str:
+        """A value for a sentence, with its unit."""
+        return f"{value:.1%}" if self.unit else f"{value:.4g}"
+
+    def gain(self, before: Any, after: Any) -> Any:
+        """What is gained by a change of the value, above 0 where it is for the better, in `gain_unit`."""
+        return self.sign * self.scale * (after - before)
+
+    @property
+    def gain_unit(self) -> str:
+        """What gains are counted in."""
+        return "percentage points" if self.unit else self.title
+
+    @property
+    def gain_title(self) -> str:
+        """For an axis: what gains are, and which are for the better."""
+        return f"percentage points of {self.title}" if self.unit else f"{self.title}, above 0 for the better"
+
+    def show_gain(self, value: float, decimals: int = 2) -> str:
+        """A gain or a difference, with its sign; `decimals` are those of percentage points."""
+        return signed(value, decimals) if self.unit else f"{value:+.4g}".replace("-", "−")
+
 
 ACCURACY = Measure("accuracy", "accuracy", "high", "%")
 LOSS = Measure("loss", "loss", "low")
@@ -68,11 +92,21 @@ def measure_of(folder: RunFolder) -> Measure:
     if not facts.is_regression:
         return ACCURACY
     recorded = {row.name for row in folder.records.metrics(folder.records.last_evaluated())}
-    for name in facts.metrics:
-        if name in recorded and better(name) != "neither":
-            return measure_of_metric(name)
+    if (name := headline_metric(name for name in facts.metrics if name in recorded)) is not None:
+        return measure_of_metric(name)
     loss = (facts.loss or "squared-error").removeprefix("given:")
     return Measure("loss", loss.replace("-", " "), "low")
+
+
+def headline_score(measure: Measure, summary: Mapping[str, Any]) -> float | None:
+    """The mean over clients of what a run is judged by, of its summary; None where it is not known."""
+    key = {"accuracy": "accuracy", "loss": "error"}.get(measure.name, "metrics")
+    found: Any = summary.get(key, {})
+    if key == "metrics":
+        found = found.get(measure.name, {}).get("mean")
+    else:
+        found = found.get("mean" if key == "accuracy" else "loss", found.get("mse"))
+    return None if found is None else float(found)
 
 
 def metric_values(folder: RunFolder, completed: int, point: str) -> dict[str, np.ndarray]:

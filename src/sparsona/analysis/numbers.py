@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from sparsona.analysis.answer import scope
 from sparsona.analysis.columns import Column, columns_for
 from sparsona.analysis.groups import group_views
-from sparsona.analysis.table import Row, figures, round_notes, table
+from sparsona.analysis.table import Row, figures, notes, table
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.rows import text_table
+from sparsona.runs.failed import FailedRun
 
 Per = Literal["method", "client", "round"]
 SMALL = frozenset(("accuracy_mean", "accuracy_bottom_decile", "error_loss", "bytes_total", "density"))  # of a prompt
@@ -148,27 +152,22 @@ def to_csv(views: Sequence[RunView], per: Per = "method") -> str:
     return text.getvalue()
 
 
-def to_text(views: Sequence[RunView], most: int = 20) -> str:
-    """What methods are judged by, their traffic and density as plain text, for a prompt.
+def to_text(views: Sequence[RunView], most: int = 20, missing: Sequence[FailedRun] = ()) -> str:
+    """What methods are judged by, their traffic and density as plain text, for a prompt, and what must be known of it.
 
     Args:
         views: the runs.
         most: methods that are listed; of more, the number is said.
+        missing: runs that failed.
 
     Returns:
         Aligned lines without a line break at the end.
     """
     columns, rows = columns_for(views), table(views)
     kept = [i for i, column in enumerate(columns) if column.name in SMALL or _is_judged_by(column, views)]
-    lines = [["method", *(columns[i].title for i in kept)]]
-    lines += [[row.label, *(row.cells[i].text for i in kept)] for row in rows[:most]]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [
-        "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))])
-        for first, *cells in lines
-    ]
-    more = [f"... and {len(rows) - most} more"] if len(rows) > most else []
-    return "\n".join([*shown, *more])
+    lines = [{"method": row.label} | {columns[i].title: row.cells[i].text for i in kept} for row in rows]
+    said = [textwrap.fill(f"note: {one}", 100, subsequent_indent="  ") for one in notes(views, missing)]
+    return "\n".join([text_table(lines, most), *said])
 
 
 def _is_judged_by(column: Column, views: Sequence[RunView]) -> bool:
@@ -191,12 +190,13 @@ def escape_markdown(text: str) -> str:
     return "".join(MARKDOWN.get(one, one if one.isprintable() else " ") for one in text)
 
 
-def to_markdown(views: Sequence[RunView], every: bool = False) -> str:
-    """The table as Markdown, the best of each column in bold, and below it what must be known of the runs' rounds.
+def to_markdown(views: Sequence[RunView], every: bool = False, missing: Sequence[FailedRun] = ()) -> str:
+    """The table as Markdown, the best of each column in bold, and below it what its reader must know.
 
     Args:
         views: the runs.
         every: all columns instead of the first ones.
+        missing: runs that failed.
 
     Returns:
         Text that ends with a line break.
@@ -207,24 +207,33 @@ def to_markdown(views: Sequence[RunView], every: bool = False) -> str:
         texts = [escape_markdown(cell.text) for cell in cells]
         shown = [f"**{text}**" if cell.best else text for text, cell in zip(texts, cells, strict=True)]
         lines.append([escape_markdown(row.label), *shown])
-    said = [f"\n{escape_markdown(sentence)}\n" for sentence in round_notes(views)]
+    said = [f"\n{escape_markdown(sentence)}\n" for sentence in notes(views, missing)]
     return "".join([*(f"| {' | '.join(line)} |\n" for line in lines), *said])
 
 
-def to_latex(views: Sequence[RunView], every: bool = False, caption: str = "", label: str = "") -> str:
+def to_latex(
+    views: Sequence[RunView],
+    every: bool = False,
+    caption: str = "",
+    label: str = "",
+    missing: Sequence[FailedRun] = (),
+) -> str:
     r"""The table for LaTeX, the best of each column in bold; it needs \usepackage{booktabs}.
+
+    Comments before it say what it is of, such as data set, clients and rounds, and what its reader must know.
 
     Args:
         views: the runs.
         every: all columns instead of the first ones.
         caption: with one, the tabular stands in a table.
         label: of that table, for \ref; the table stands in one with a label alone, too.
+        missing: runs that failed.
 
     Returns:
         Text that ends with a line break.
     """
     titles, rows = _chosen(views, every)
-    said = [f"% {_escape(sentence)}" for sentence in round_notes(views)]
+    said = ["% " + _escape(" ".join(one.split())) for one in ("; ".join(scope(views)), *notes(views, missing))]
     lines = [rf"\begin{{tabular}}{{l{'r' * len(titles)}}}", r"\toprule"]
     lines += [" & ".join(["method", *map(_escape, titles)]) + r" \\", r"\midrule"]
     for row, cells in rows:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sparsona.analysis.columns import Column, columns_for, has_uneven_tests
+from sparsona.analysis.columns import Column, columns_for, has_uneven_tests, ways_of_running
 from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import UNKNOWN, human_flops, percent, signed
 from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.heard import divergence_note
-from sparsona.analysis.measure import ACCURACY
+from sparsona.analysis.measure import ACCURACY, Measure
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
 from sparsona.core.targets import TITLES
@@ -106,15 +106,19 @@ def differences(views: Sequence[RunView], in_print: bool = True) -> list[dict[st
     return [{"method": group.label} | _differences(groups[0], group, both) for group in groups[1:]]
 
 
-def notes(views: Sequence[RunView]) -> list[str]:
-    """What a reader of the table must know: runs that have not finished, had more rounds than others or ended early,
-    turns that diverged, and methods that did not get the same work, though nothing else was matched."""
-    found = [*round_notes(views), *_early_stops(views), *_divergences(views), *_undefined_notes(views)]
-    return [*found, *_effort_notes(views)]
+def notes(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -> list[str]:
+    """What every table says to its reader, also one that is pasted elsewhere: runs that failed, have not finished, had
+    more rounds than others or ended early, turns that diverged, and methods that did not get the same work, though
+    nothing else was matched."""
+    found = [*(f"{one.sentence}." for one in missing), *round_notes(views), *_early_stops(views)]
+    found += [*_divergences(views), *_undefined_notes(views), *_effort_notes(views)]
+    if ways := ways_of_running(views):
+        found.append(f"There is no column of seconds: runs were executed in different ways ({', '.join(ways)}).")
+    return found
 
 
 def round_notes(views: Sequence[RunView]) -> list[str]:
-    """What every table says of its runs' rounds, also one that is pasted elsewhere.
+    """What a table says of its runs' rounds.
 
     Args:
         views: the runs.
@@ -248,7 +252,7 @@ def _difference(matched: Sequence[tuple[RunView, RunView]], key: str) -> tuple[s
         return UNKNOWN, "not known" if key == "weighted" else "judged by different figures"
     (measure,) = measures
     if measure != ACCURACY:
-        return _measure_difference(matched)
+        return _measure_difference(matched, measure)
     figures = [[view.summary["accuracy"][key] for view in pair] for pair in matched]
     if any(figure is None for pair in figures for figure in pair):
         return UNKNOWN, "nothing was evaluated"
@@ -260,14 +264,14 @@ def _difference(matched: Sequence[tuple[RunView, RunView]], key: str) -> tuple[s
     return signed(100 * found.mean), interval
 
 
-def _measure_difference(matched: Sequence[tuple[RunView, RunView]]) -> tuple[str, str]:
+def _measure_difference(matched: Sequence[tuple[RunView, RunView]], measure: Measure) -> tuple[str, str]:
     """The difference of the mean of another measure than accuracy, and its interval."""
     before, after = ([float(np.nanmean(pair[which].scores)) for pair in matched] for which in (0, 1))
     found = paired_difference(after, before)
     interval = "one seed: no interval"
     if found.low is not None and found.high is not None:
-        interval = f"{found.low:+.4g} to {found.high:+.4g}".replace("-", "−")
-    return f"{found.mean:+.4g}".replace("-", "−"), interval
+        interval = f"{measure.show_gain(found.low)} to {measure.show_gain(found.high)}"
+    return measure.show_gain(found.mean), interval
 
 
 def difference_unit(views: Sequence[RunView]) -> str:
@@ -286,16 +290,16 @@ def _column_cells(column: Column, groups: Sequence[Group]) -> list[Cell]:
         for found, is_over in zip(means, over, strict=True)
         if is_over and found is not None and (found[0] or column.marks_zero)
     ]
-    best = None
-    if column.better != "neither" and len({column.show(mean) for mean in known}) > 1:
-        best = column.show(max(known) if column.better == "high" else min(known))
+    show, best = column.writer(found[0] for found in means if found is not None), None
+    if column.better != "neither" and len({show(mean) for mean in known}) > 1:
+        best = show(max(known) if column.better == "high" else min(known))
     cells = []
     for found, is_over in zip(means, over, strict=True):
         if found is None:
             cells.append(Cell(UNKNOWN))
             continue
-        value, spread = column.show(found[0]), found[1]
-        shown = (column.show_spread or column.show)(spread) if column.has_spread and spread is not None else ""
+        value, spread = show(found[0]), found[1]
+        shown = (column.show_spread or show)(spread) if column.has_spread and spread is not None else ""
         cells.append(Cell(value, shown, column.unit, is_over and value == best))
     return cells
 

@@ -12,6 +12,7 @@ from sparsona.analysis.groups import group_views
 from sparsona.analysis.statistics import mean_and_spread
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
+from sparsona.core.points import RECEIVED
 from sparsona.core.points import point as evaluation_point
 
 
@@ -89,6 +90,7 @@ class Targets:
     """Rounds to some targets, in percent of mean accuracy over clients, by method.
 
     `reached` has one entry per target; None: the method has no curve. `relative` is there if a share was asked for.
+    `hints` are for who asked, and not for a reader of a page.
     """
 
     title: str
@@ -97,6 +99,7 @@ class Targets:
     share: float | None = None
     relative: dict[str, RelativeRounds | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
 
     def rows(self) -> list[dict[str, str]]:
         """A line per method, ready to print."""
@@ -113,12 +116,13 @@ class Targets:
         return found
 
     def sentences(self) -> list[str]:
-        """What the table does not show."""
+        """What the table does not show, and how to see it."""
+        found = [*self.notes, *self.hints]
         if self.share is None:
-            return list(self.notes)
+            return found
         text = f"T_{self.share:g} is the first evaluated round at {self.share:g} of a method's own final accuracy, "
         first = next(iter(self.relative))
-        return [*self.notes, f"{text}weighted by test examples; relative: over that of {first} under the same seed."]
+        return [*found, f"{text}weighted by test examples; relative: over that of {first} under the same seed."]
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -220,7 +224,9 @@ def targets_of(
     if share is not None:
         relative = {group.label: relative_rounds(group.views, groups[0].views, share) for group in groups}
     title = f"Rounds until the mean accuracy over clients reaches a target{f', {point}' if point else ''}"
-    return Targets(title, tuple(targets), reached, share, relative, tuple(_notes(views, point)))
+    has_tuning = any(_curve(view, point) is None and view.curves.get(RECEIVED) for view in views)
+    hints = ("--point received reads the curve of the model before final tuning.",) if has_tuning else ()
+    return Targets(title, tuple(targets), reached, share, relative, tuple(_notes(views, point)), hints)
 
 
 def default_targets(views: Sequence[RunView], most: int = 3) -> list[float]:
@@ -247,8 +253,7 @@ def _notes(views: Sequence[RunView], point: str | None) -> list[str]:
     if unknown := [group.label for group in groups if any(_curve(view, point) is None for view in group.views)]:
         points = {point or view.point for group in groups if group.label in unknown for view in group.views}
         notes.append(
-            f"{', '.join(unknown)}: '{', '.join(sorted(points))}' was not evaluated over the rounds; --point received "
-            "reads the curve of the model before final tuning."
+            f"{', '.join(unknown)}: '{', '.join(sorted(points))}' was not evaluated over the rounds, and has no curve."
         )
     if any(_curve(view, point) and view.summary["rounds"] < int(str(view.config.get("rounds", 0))) for view in views):
         notes.append("Some runs have not finished: '>' counts the rounds that they were run.")

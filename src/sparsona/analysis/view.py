@@ -112,17 +112,6 @@ class RunView:
             object.__setattr__(self, "scores", known)
 
 
-def headline_score(view: RunView) -> float | None:
-    """The mean over clients of what a run is judged by, at the headline point; None where it is not known."""
-    key = {"accuracy": "accuracy", "loss": "error"}.get(view.measure.name, "metrics")
-    found: Any = view.summary.get(key, {})
-    if key == "metrics":
-        found = found.get(view.measure.name, {}).get("mean")
-    else:
-        found = found.get("mean" if key == "accuracy" else "loss", found.get("mse"))
-    return None if found is None else float(found)
-
-
 def read_view(folder: RunFolder) -> RunView:
     """Everything a table or a report needs of a run."""
     with folder.records.reading():

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.analysis.format import human_bytes
 from sparsona.cli.options import check_reserved, flag, gather, method_flags, with_table
 from sparsona.cli.terminal import echo, print_table, print_text
 
@@ -64,55 +63,28 @@ def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], 
     if as_json:
         echo(json.dumps([report.to_json() for report in reports]))
     else:
-        print_table([_side_by_side(method, report) for method, report in zip(methods, reports, strict=True)])
+        print_table([{"method": method} | report.row() for method, report in zip(methods, reports, strict=True)])
         experiments: dict[str, list[str]] = {}
         for method, report in zip(methods, reports, strict=True):
-            experiments.setdefault(_experiment(report), []).append(method)
+            experiments.setdefault(report.scope, []).append(method)
         for text, users in experiments.items():
             print_text(text if len(experiments) == 1 else f"{', '.join(users)}: {text}")
         echo("totals of all rounds and clients; memory while a client trains; one METHOD alone shows more")
 
 
-def _side_by_side(method: str, report: CostReport) -> dict[str, str]:
-    flops, rounds = report.flops, report.rounds
-    return {
-        "method": method,
-        "bytes as encoded": _bytes(report.encoded.round * rounds + report.encoded.tuning),
-        "as papers count": _bytes(report.paper.round * rounds + report.paper.tuning),
-        "busiest node, a round": _bytes(report.encoded.busiest),
-        "FLOPs": f"{(flops.train + flops.search) * report.per_round * rounds + flops.tuning:.4g}",
-        "inference FLOPs": f"{report.inference_flops:.4g}",
-        "memory": _bytes(report.memory.training),
-    }
-
-
-def _experiment(report: CostReport) -> str:
-    """What is charged, in words."""
-    experiment = report.experiment
-    epochs = (
-        f"{value} {key.replace('_', ' ')}" for key, value in report.options.items() if value and key.endswith("epochs")
-    )
-    return (
-        f"{report.rounds:,} rounds, {report.per_round} of {experiment.clients} clients in each, {report.samples:,} "
-        f"examples a client{f' ({report.samples_from})' if report.samples_from else ''}, "
-        f"batches of {experiment.run.batch_size}, {', '.join(epochs)}"
-    )
-
-
 def show(report: CostReport) -> None:
     """Print the report."""
-    experiment, options = report.experiment, report.options
-    density = f", density {options['density']:g}" if "density" in options else ""
-    only = " (costs only: it cannot be run yet)" if report.costs_only else ""
-    echo(f"{report.title}{only}, {report.model} of {report.num_parameters:,} parameters{density}")
-    echo(_experiment(report))
+    from sparsona.costs.report import show_bytes
+
+    echo(report.head)
+    echo(report.scope)
     if report.peers:
         echo(f"peers: graph {report.graph}, {report.neighbours:.4g} neighbours each")
     ways = [("bytes as encoded", report.encoded), ("bytes as papers count", report.paper)]
     print_table(
         [
             _traffic(name, way, report.rounds)
-            for name, way in (ways if experiment.options.counting == "encoded" else ways[::-1])
+            for name, way in (ways if report.experiment.options.counting == "encoded" else ways[::-1])
         ]
     )
     flops = report.flops
@@ -129,7 +101,7 @@ def show(report: CostReport) -> None:
         "in training, with gradients and copies": report.memory.training,
         "in mask search, with a dense gradient": report.memory.search,
     }
-    print_table([{"memory on a client": what, "": _bytes(size)} for what, size in memory.items()])
+    print_table([{"memory on a client": what, "": show_bytes(size)} for what, size in memory.items()])
     echo(f"inference: {report.inference_flops:.4g} FLOPs an example\n")
     for note in notes(report):
         echo(note)
@@ -149,13 +121,15 @@ def notes(report: CostReport) -> list[str]:
 
 
 def _traffic(name: str, traffic: Traffic, rounds: int) -> dict[str, str]:
+    from sparsona.costs.report import show_bytes
+
     return {
         "": name,
-        "client up": _bytes(traffic.up),
-        "client down": _bytes(traffic.down),
-        "a round": _bytes(traffic.round),
-        "busiest node": _bytes(traffic.busiest),
-        "total": _bytes(traffic.round * rounds + traffic.tuning),
+        "client up": show_bytes(traffic.up),
+        "client down": show_bytes(traffic.down),
+        "a round": show_bytes(traffic.round),
+        "busiest node": show_bytes(traffic.busiest),
+        "total": show_bytes(traffic.round * rounds + traffic.tuning),
     }
 
 
@@ -167,8 +141,3 @@ def _flops(report: CostReport, name: str, turn: Number, tuning: Number) -> dict[
         "a round": f"{per_round:.4g}",
         "total": f"{per_round * report.rounds + tuning:.4g}",
     }
-
-
-def _bytes(value: Number) -> str:
-    """One digit more than elsewhere: as many as the papers print."""
-    return human_bytes(value, digits=4)

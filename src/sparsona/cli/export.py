@@ -20,7 +20,6 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print everything as
 GUARDED = click.option(
     "--guarded", is_flag=True, help="The shared model for a client that keeps it; a run with --guard."
 )
-SHARES = ("accuracy", "low", "high", "recall", "precision")
 CLIENT = "Number or name of the client; may be given again. 'all': every client."
 
 
@@ -37,7 +36,9 @@ CLIENT = "Number or name of the client; may be given again. 'all': every client.
     help="File to write, or for several clients a folder.  [named after the run and its comparison, here]",
 )
 @click.option("--sparse", is_flag=True, help="In safetensors: store masked tensors as their values and a bit for each.")
-@click.option("--no-card", is_flag=True, help="Write no model card (FILE.md) beside it.")
+@click.option(
+    "--no-card", is_flag=True, help="Write no model card (FILE.md), and of whom and how good it is not into the file."
+)
 @GUARDED
 @JSON
 def export(
@@ -155,6 +156,7 @@ def evaluate(
         )
     from sparsona.data.readers.npz import read_new
     from sparsona.experiment import train as api
+    from sparsona.experiment.new_data import show_figure
     from sparsona.runs.listing import find_run
 
     run = api.load(find_run(path))
@@ -167,7 +169,7 @@ def evaluate(
     if as_json:
         echo(json.dumps(found.as_dict()))
         return
-    print_table([{key: _figure(key, value) for key, value in row.items()} for row in found.rows()])
+    print_table(found.table())
     if len(found.results) > 1:
         return
     (only,) = found.results
@@ -175,7 +177,10 @@ def evaluate(
     if rows := only.classes():
         print_table(
             [
-                {key: _figure(key, names[value] if key == "class" and names else value) for key, value in row.items()}
+                {
+                    key: show_figure(key, names[value] if key == "class" and names else value)
+                    for key, value in row.items()
+                }
                 for row in rows
             ]
         )
@@ -196,14 +201,3 @@ def _say_whose(given: Sequence[str], names: Sequence[str]) -> None:
     for one, name in zip(given, names, strict=True):
         if one.isdecimal() and name not in (one, str(int(one))):
             echo(f"client {one} is {name}", err=True)
-
-
-def _figure(key: str, value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        from sparsona.analysis.measure import ACCURACY, measure_of_metric
-
-        measure = ACCURACY if key in SHARES else measure_of_metric(key)  # units and digits as in the table
-        return f"{measure.show(value)}{measure.unit}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -49,17 +49,21 @@ def table(paths: tuple[str, ...], kind: str, per: str, every: bool, caption: str
         if text and kind != "latex":
             raise SparsonaError(f"{name} of {kind}", expected="--format latex", hint="leave it out")
     from sparsona.analysis.numbers import to_csv, to_latex, to_markdown
-    from sparsona.analysis.table import round_notes
+    from sparsona.analysis.table import notes, round_notes
     from sparsona.core.files import replace_file
+    from sparsona.experiment.run import missing_in
     from sparsona.runs.folder import warn
+    from sparsona.runs.listing import find_run
 
-    views = read_views(paths)
-    for sentence in round_notes(views):
+    views, missing = read_views(paths), [one for path in paths for one in missing_in(find_run(path))]
+    for sentence in notes(views, missing) if kind == "csv" else round_notes(views):  # the others are in the text
         warn(sentence)
     if kind == "csv":
         text = to_csv(views, per)  # type: ignore[arg-type]  # click has checked it
     else:
-        text = to_latex(views, every, caption, label) if kind == "latex" else to_markdown(views, every)
+        text = (
+            to_latex(views, every, caption, label, missing) if kind == "latex" else to_markdown(views, every, missing)
+        )
     if out is None:
         echo(text, nl=False)
         return

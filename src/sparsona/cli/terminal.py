@@ -15,6 +15,7 @@ import click
 from sparsona.analysis.format import UNKNOWN, human_bytes
 from sparsona.core.errors import SparsonaError
 from sparsona.core.printable import printable
+from sparsona.core.rows import is_numeric
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -109,7 +110,7 @@ def print_table(rows: list[dict[str, Any]], best: Sequence[Collection[str]] = ()
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for position, column in enumerate(rows[0]):
-        numeric = all(str(row[column])[:1] in "0123456789+-−–—>" for row in rows)
+        numeric = is_numeric([row[column] for row in rows])
         # Names are copied by users: they are never broken.
         table.add_column(
             as_text(column), justify="right" if numeric else "left", overflow="fold", no_wrap=position == 0
@@ -191,7 +192,7 @@ def print_clients(effects: Any) -> None:
 
     echo(effects.title)
     print_table(effects.rows())
-    echo("percentage points of accuracy; with samples: rank correlation with the number of training examples")
+    echo(f"{effects.measure.gain_title}; with samples: rank correlation with the number of training examples")
     for sentence in effects.sentences():
         print_text(sentence)
     change = effects.changes[0] if effects.changes else None

@@ -82,6 +82,10 @@ def make_server(*places: Path, port: int = 0, every: float = EVERY) -> Threading
             if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
                 self.send_error(403, "only as 127.0.0.1 or localhost")
                 return
+            if self.path == "/favicon.ico":  # browsers ask for one, and show an error where there is none
+                self.send_response(204)
+                self.end_headers()
+                return
             if self.path != "/":
                 self.send_error(404)
                 return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 # What a user says the task is: "auto" is decided by the targets. What is predicted then.
 TASKS = {"classification": "classes", "binary": "binary", "multilabel": "labels", "regression": "numbers"}
 # The losses of each; the first is the default.
@@ -22,7 +24,7 @@ METRICS = {
     "numbers": ("rmse", "mae", "r2"),
 }
 ALL_METRICS = tuple(dict.fromkeys(name for names in METRICS.values() for name in names))
-# Metrics of a run that names none. The headline of a regression is the first of its metrics that has a direction.
+# Metrics of a run that names none.
 USUAL_METRICS = {"numbers": ("rmse", "mae", "r2")}
 LOW_IS_BETTER = frozenset(("rmse", "mae"))
 TITLES = {"auc": "AUC", "f1": "F1", "balanced-accuracy": "balanced", "mae": "MAE", "rmse": "RMSE", "r2": "R²"}
@@ -43,6 +45,11 @@ def given_name(text: str) -> str | None:
 def better(metric: str) -> str:
     """Which end of a metric is the good one: "high", "low", or "neither" of a function from Python."""
     return "low" if metric in LOW_IS_BETTER else "high" if metric in ALL_METRICS else "neither"
+
+
+def headline_metric(metrics: Iterable[str]) -> str | None:
+    """What a regression is judged by: the first of its metrics that has a good end. None: by its loss."""
+    return next((name for name in metrics if better(name) != "neither"), None)
 
 
 LARGEST = 1e300  # of a loss or a metric: sums over clients are finite

@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparsona.analysis.format import human_bytes
+from sparsona.core.printable import printable
+from sparsona.core.rows import html_table, text_table
+
 if TYPE_CHECKING:
     from sparsona.costs import Experiment
 
 Number = int | float
+
+
+def show_bytes(value: Number) -> str:
+    """One digit more than elsewhere: as many as the papers print."""
+    return human_bytes(value, digits=4)
 
 
 @dataclass(frozen=True)
@@ -123,6 +132,48 @@ class CostReport:
         graph = self.experiment.graph
         assert graph is not None
         return "any peer, on average" if graph.kind == "random" and not graph.bounded else "any peer"
+
+    @property
+    def head(self) -> str:
+        """What is charged for: method, model and density."""
+        density = f", density {self.options['density']:g}" if "density" in self.options else ""
+        only = " (costs only: it cannot be run yet)" if self.costs_only else ""
+        return f"{self.title}{only}, {self.model} of {self.num_parameters:,} parameters{density}"
+
+    @property
+    def scope(self) -> str:
+        """What is charged, in words."""
+        experiment = self.experiment
+        epochs = (
+            f"{value} {key.replace('_', ' ')}"
+            for key, value in self.options.items()
+            if value and key.endswith("epochs")
+        )
+        return (
+            f"{self.rounds:,} rounds, {self.per_round} of {experiment.clients} clients in each, {self.samples:,} "
+            f"examples a client{f' ({self.samples_from})' if self.samples_from else ''}, "
+            f"batches of {experiment.run.batch_size}, {', '.join(epochs)}"
+        )
+
+    def row(self) -> dict[str, str]:
+        """Totals of all rounds and clients, and memory while a client trains, ready to print."""
+        flops, rounds = self.flops, self.rounds
+        return {
+            "bytes as encoded": show_bytes(self.encoded.round * rounds + self.encoded.tuning),
+            "as papers count": show_bytes(self.paper.round * rounds + self.paper.tuning),
+            "busiest node, a round": show_bytes(self.encoded.busiest),
+            "FLOPs": f"{(flops.train + flops.search) * self.per_round * rounds + flops.tuning:.4g}",
+            "inference FLOPs": f"{self.inference_flops:.4g}",
+            "memory": show_bytes(self.memory.training),
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"CostReport({printable(self.head, kept='')})\n{printable(self.scope, kept='')}\n{text_table([self.row()])}"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table([{"method": self.title} | self.row()], f"{self.head}: {self.scope}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, unrounded; decimal megabytes and gigabytes."""

@@ -31,9 +31,20 @@ class Examples:
     targets: Tensor
     view: View = field(default_factory=View)
 
+    def __repr__(self) -> str:
+        """How much there is of what, and none of the data."""
+        return f"Examples({self.num_examples:,}, inputs {_shape(self.inputs)}, targets {_shape(self.targets)})"
+
     @property
     def num_examples(self) -> int:
         return len(self.targets)
+
+
+def _shape(inputs: Any) -> str:
+    if isinstance(inputs, Tensor):
+        return f"{str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape)}"
+    named = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
+    return f"{{{', '.join(f'{name!r}: {_shape(one)}' for name, one in named)}}}"
 
 
 def as_targets(stored: Tensor) -> Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparsona.core.printable import printable
+from sparsona.core.rows import html_table
 from sparsona.data.client_index import PARTS
 
 if TYPE_CHECKING:
@@ -45,19 +45,15 @@ def as_html(federation: Federation) -> str:
     head = f"{federation.name}: {_count(federation.num_clients, 'client')}{_names(federation.client_names)}, "
     head += f"{_count(_examples(federation), 'example')}, {_inputs(federation)}, {_outputs(federation)}"
     head += f"{_names(federation.class_names)}; test examples: {federation.tested_on}"
-    head = printable(head, kept="")
     rows = dict(zip((f"{part} examples" for part in PARTS), federation.sizes().numpy().T, strict=True))
     is_known = federation.has_examples or federation.train_counts is not None
     if is_known and (counts := federation.label_counts("train")) is not None:
         rows["classes in training"] = (counts > 0).sum(1).numpy()
-    body = "".join(
-        f"<tr><th>{title}</th><td>{values.min():,}</td><td>{np.median(values):,.10g}</td><td>{values.max():,}</td></tr>"
-        for title, values in rows.items()
-    )
-    return (
-        f"<p>{escape(head)}</p><table><thead><tr><th>by client</th><th>least</th><th>median</th><th>most</th></tr>"
-        f"</thead><tbody>{body}</tbody></table>"
-    )
+    found = []
+    for title, values in rows.items():
+        figures = {"least": values.min(), "median": np.median(values), "most": values.max()}
+        found.append({"by client": title} | {name: f"{one:,.10g}" for name, one in figures.items()})
+    return html_table(found, head)
 
 
 def _examples(federation: Federation) -> int:

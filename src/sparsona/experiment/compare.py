@@ -44,7 +44,7 @@ from sparsona.experiment.train import (
     timestamp,
 )
 from sparsona.methods import MethodCard
-from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison, write_comparison
+from sparsona.runs.comparison import COMPARISON_FILE, check_member, comparison_in, read_comparison, write_comparison
 from sparsona.runs.failed import failed_run, read_failed, write_failed
 from sparsona.runs.folder import RunFolder, make_empty_folder, warn
 from sparsona.runs.listing import find_run
@@ -146,7 +146,7 @@ def _start(
     write_comparison(path, list(zip(names_of, options_of_runs, strict=True)))
     folders = [path / name for name in names_of]
     runs = [(folder, config, own) for folder, (config, own) in zip(folders, planned.values(), strict=True)]
-    with hint_resume(path):
+    with hint_resume(path, jobs if jobs > 1 else None):
         return _compare(path, runs, _rows(entries), federation, model, observers, jobs)
 
 
@@ -533,7 +533,7 @@ def resume_comparison(
     path = find_run(path)
     check_jobs(jobs)
     functions, given = given_functions(loss, metrics, sampler), given_methods(methods)
-    with hint_resume(path), shown_progress(progress, observers, has_seeds=True) as everyone:
+    with hint_resume(path, jobs if jobs > 1 else None), shown_progress(progress, observers, has_seeds=True) as everyone:
         where = f"'{path / COMPARISON_FILE}'"
         planned = read_comparison(path)
         for folder, values in planned:
@@ -559,7 +559,8 @@ def load_comparison(
     """Load the results of a comparison without resuming it; its tables and figures need the path alone.
 
     Args:
-        path: the comparison's folder, or its name in ./runs.
+        path: the comparison's folder, or its name in ./runs; a search has a comparison of its methods with the chosen
+            options.
         federation: as for `load`, of its runs.
         model: as for `load`.
         methods: the methods, again, that were passed as a MethodCard or factory; needed for their models only.
@@ -575,7 +576,8 @@ def load_comparison(
         >>> sp.load_comparison("runs/stored").table() == both.table()
         True
     """
-    path, given, functions = find_run(path), given_methods(methods), given_functions(loss, metrics)
+    path, functions = comparison_in(find_run(path)), given_functions(loss, metrics)
+    given = given_methods(methods)
     missing = missing_in(path)
     lost = {one.folder for one in missing}
     folders = [(folder, values) for folder, values in read_comparison(path) if folder.name not in lost]

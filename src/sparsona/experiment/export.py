@@ -42,6 +42,8 @@ from sparsona.sparsity.dead_units import drop_dead_units
 
 METADATA = "sparsona"  # the key, or the name of the extra file, of what a file says about itself
 VALUES, BITS = ".values", ".bits"  # endings of the two tensors that a sparse one is stored as
+# What a file without a card says about itself: what is needed to run the model.
+NEEDED = ("model", "targets", "num_outputs", "class_names", "input_shape", "input_dtype", "input_preparation")
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # how far outputs may be off: float32 sums in another order
 BATCHES = (1, 2, 5)  # sizes of the batches that a file is tried with
 
@@ -137,7 +139,8 @@ class Exporter:
         about = self._about(found, examples, kind)
         trial = Trial(examples, self._folder.facts.targets, found.predict)
         num_before = self._folder.facts.num_parameters + self._folder.facts.num_frozen
-        sizes, largest = write_model(path, kind, module, trial, about, num_before, sparse)
+        told = about if card else {key: about[key] for key in NEEDED if key in about}
+        sizes, largest = write_model(path, kind, module, trial, told, num_before, sparse)
         beside = None
         if card:
             beside = path.with_name(f"{path.name}.md")
@@ -496,13 +499,17 @@ def _as_program(module: nn.Module, trial: Trial) -> Any:
     args = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
     shapes: Any = {name: {0: batch} for name in named} or tuple({0: batch} for _ in args)
     try:
-        return torch.export.export(whole, args, dict(named), dynamic_shapes=shapes)
+        made = torch.export.export(whole, args, dict(named), dynamic_shapes=shapes)
     except Exception as error:  # whatever a person's own forward() may raise under a tracer
         raise SparsonaError(
             f"torch.export does not take this network: {first_line(error)}",
             expected="a forward pass without control flow that depends on data",
             hint="export it as safetensors and load it into your own module",
         ) from error
+    for part in made.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # paths of this machine, and lines of a person's code
+    return made
 
 
 def _as_torch(module: nn.Module, trial: Trial, about: dict[str, str], sparse: bool) -> Made:

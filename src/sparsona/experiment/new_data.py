@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparsona.analysis.format import plural
+from sparsona.analysis.measure import ACCURACY, measure_of_metric
 from sparsona.analysis.statistics import wilson_interval
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import GivenLoss
+from sparsona.core.rows import html_table, text_table
 from sparsona.data import validate
 from sparsona.data.augment import as_inputs
 from sparsona.data.batches import Examples, as_targets
@@ -30,6 +33,8 @@ from sparsona.runs.folder import warn
 ALL = "all"  # in place of a client: every one of them
 ALL_ROWS = "--all-rows (in Python no owners=) evaluates every model on all rows"
 
+SHARES = ("accuracy", "low", "high", "recall", "precision")  # figures from 0 to 1
+
 
 @dataclass(frozen=True)
 class NewResult:
@@ -38,6 +43,11 @@ class NewResult:
     client: int | None
     evaluation: Evaluation
     confusion: np.ndarray | None
+
+    def __repr__(self) -> str:
+        which = "shared" if self.client is None else f"client {self.client}"
+        reached = f"loss {self.evaluation.loss:.4g}" if self.accuracy is None else f"accuracy {self.accuracy:.1%}"
+        return f"NewResult({which}, {plural(self.evaluation.count, 'example')}, {reached})"
 
     @property
     def accuracy(self) -> float | None:
@@ -77,6 +87,16 @@ class NewResults:
     client_names: tuple[str, ...] | None = None
     client_owners: tuple[int, ...] | None = None
 
+    def __repr__(self) -> str:
+        return f"NewResults({plural(len(self.results), 'model')})\n{text_table(self.table())}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.table(), f"{plural(len(self.results), 'model')} on new data")
+
+    def table(self) -> list[dict[str, str]]:
+        """The rows, ready to print."""
+        return [{key: show_figure(key, value) for key, value in row.items()} for row in self.rows()]
+
     def rows(self) -> list[dict[str, Any]]:
         """A row for each model: its client, with its name or its owner's number if it has one, examples, accuracy with
         a 95% interval, and loss."""
@@ -102,6 +122,16 @@ class NewResults:
             for row, one in zip(self.rows(), self.results, strict=True)
         ]
         return {"class_names": None if self.class_names is None else list(self.class_names), "models": found}
+
+
+def show_figure(key: str, value: Any) -> str:
+    """A figure of a row, ready to print: with the unit and the digits that it has in tables of runs."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        measure = ACCURACY if key in SHARES else measure_of_metric(key)
+        return f"{measure.show(value)}{measure.unit}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def evaluate_models(

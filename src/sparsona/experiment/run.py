@@ -12,7 +12,7 @@ from sparsona.analysis import summary as summaries
 from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import human_bytes
 from sparsona.analysis.heard import divergence_note
-from sparsona.analysis.measure import measure_curve, measure_of_metric, metric_values
+from sparsona.analysis.measure import headline_score, measure_curve, measure_of, measure_of_metric, metric_values
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
@@ -23,7 +23,7 @@ from sparsona.data.names import name_of
 from sparsona.engine.context import ClientContext
 from sparsona.experiment.stored_models import StoredModels, load_progress
 from sparsona.runs.checkpoint import Progress
-from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison
+from sparsona.runs.comparison import COMPARISON_FILE, check_member, comparison_in, read_comparison
 from sparsona.runs.failed import NOT_PLAYED, FailedRun, read_failed
 from sparsona.runs.folder import RunFolder
 from sparsona.runs.profile import is_profiled, read_profile
@@ -77,11 +77,9 @@ class Run:
         self.summary: dict[str, Any] = folder.summary or summaries.summary_of(folder)
 
     def __repr__(self) -> str:
-        accuracy, error = self.summary["accuracy"]["mean"], self.summary.get("error", {})
-        reached = "not evaluated" if accuracy is None else f"accuracy {accuracy:.1%}"
-        for key, title in (("mse", "MSE"), ("loss", "loss")):
-            if accuracy is None and reached == "not evaluated" and error.get(key) is not None:
-                reached = f"{title} {error[key]:.4g}"
+        measure = measure_of(self._folder)
+        score, accuracy = headline_score(measure, self.summary), self.summary["accuracy"]["mean"]
+        reached = "not evaluated" if score is None else f"{measure.title} {measure.brief(score)}"
         first = f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
         more = [f"{human_bytes(self.summary['bytes']['total'])} sent"]
         if accuracy is not None:
@@ -302,7 +300,8 @@ class Run:
             format: "safetensors", "torch" or "onnx" (extra `onnx`); None: by the suffix, .safetensors, .pt2 or .onnx.
             guarded: as for `personal_model`.
             sparse: in safetensors, store the tensors that are mostly zero as their other values and a bit for each.
-            card: write a model card beside it, PATH.md: how the model was trained and measured.
+            card: write a model card beside it, PATH.md: how the model was trained and measured. Without one the file
+                tells neither whose model it is nor how good, but what is needed to run it.
 
         Returns:
             The path, sizes before and after, and the largest difference to the run's own predictions.
@@ -374,8 +373,8 @@ class Run:
                 run evaluated, such as points=["global"].
 
         Returns:
-            For each kind of data, every client's accuracy before and after; `rows()` is a table of them, and
-            `sparsona.save_picture` draws it.
+            For each kind of data, every client's accuracy before and after (of a regression, what it is judged by);
+            `rows()` is a table of them, and `sparsona.save_picture` draws it.
 
         Example:
             >>> import sparsona as sp
@@ -629,7 +628,7 @@ class Comparison:
 
         views, failed = self.views(), f", {len(self.missing)} failed" if self.missing else ""
         first = printable(f"Comparison({len(self.runs)} runs{failed}, '{self.path}')", kept="")
-        return printable(f"{first}\n{answer(views)}\n{to_text(views)}") if views else first
+        return printable(f"{first}\n{answer(views)}\n{to_text(views, missing=self.missing)}") if views else first
 
     def to_frame(self, per: Per = "method") -> DataFrame:
         """Results as a pandas DataFrame of numbers; pandas must be installed.
@@ -675,7 +674,7 @@ class Comparison:
         """
         from sparsona.analysis.numbers import to_markdown
 
-        return _write(to_markdown(self.views(), every), path)
+        return _write(to_markdown(self.views(), every, self.missing), path)
 
     def to_latex(self, path: str | Path | None = None, every: bool = False, caption: str = "", label: str = "") -> str:
         r"""The table for LaTeX, with the package booktabs.
@@ -691,7 +690,7 @@ class Comparison:
         """
         from sparsona.analysis.numbers import to_latex
 
-        return _write(to_latex(self.views(), every, caption, label), path)
+        return _write(to_latex(self.views(), every, caption, label, self.missing), path)
 
     def plot_curves(
         self, against: Literal["rounds", "bytes", "paper bytes", "steps"] = "rounds", metric: str | None = None
@@ -723,7 +722,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         from sparsona.report.notebook import results_html
 
-        return results_html(self.views())
+        return results_html(self.views(), self.missing)
 
     def plot_tradeoff(self, counting: Literal["encoded", "paper"] = "encoded") -> Figure:
         """Accuracy against bytes sent, a mark for each method, as a Plotly figure.
@@ -799,7 +798,7 @@ class Comparison:
         """
         from sparsona.analysis.table import notes
 
-        return [*(f"{one.sentence}." for one in self.missing), *notes(self.views())]
+        return notes(self.views(), self.missing)
 
     def differences(self) -> list[dict[str, str]]:
         """Differences in mean accuracy to the first method, paired by seed.
@@ -862,8 +861,9 @@ def _write(text: str, path: str | Path | None) -> str:
 
 
 def views_in(path: str | Path) -> list[RunView]:
-    """The run in this folder, or every run of a comparison that has results, as plain data."""
-    path = Path(path)
+    """The run in this folder, or every run of a comparison that has results, as plain data; of a search, those with the
+    options that were chosen."""
+    path = comparison_in(Path(path))
     if not (path / COMPARISON_FILE).exists():
         return [read_view(RunFolder.open(path))]
     failed, begun = read_failed(path), []
@@ -885,7 +885,7 @@ def views_in(path: str | Path) -> list[RunView]:
 
 def missing_in(path: str | Path) -> list[FailedRun]:
     """The runs of a comparison in this folder that have no results: those that failed, and those not begun."""
-    path = Path(path)
+    path = comparison_in(Path(path))
     if not (path / COMPARISON_FILE).exists():
         return []
     failed = read_failed(path)

@@ -137,12 +137,13 @@ def _make_clock(profile: bool | Clock) -> Clock:
 
 
 @contextmanager
-def hint_resume(path: Path) -> Iterator[None]:
+def hint_resume(path: Path, jobs: int | None = None) -> Iterator[None]:
+    """Say how what is interrupted is continued, with as many runs at a time as it was begun with."""
     try:
         yield
     except KeyboardInterrupt:
         if path.exists():
-            warn(f"`sparsona resume {path}` continues it")
+            warn(f"`sparsona resume {path}{f' --jobs {jobs}' if jobs else ''}` continues it")
         raise
 
 

@@ -19,6 +19,7 @@ from sparsona import methods
 from sparsona.core.arguments import number, place, text, truth, whole
 from sparsona.core.errors import SparsonaError
 from sparsona.core.printable import printable
+from sparsona.core.rows import html_table, text_table
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.data.split_plan import MOST_SEED
@@ -42,7 +43,7 @@ from sparsona.experiment.search import (
 )
 from sparsona.experiment.train import RUNS, find_rows, given_methods, hint_resume, timestamp
 from sparsona.methods import MethodCard
-from sparsona.runs.comparison import SEARCH_FILE
+from sparsona.runs.comparison import COMPARISON_FILE, REFIT, SEARCH_FILE, TUNED_FILE
 from sparsona.runs.declaration import options_of
 from sparsona.runs.files import check_plain
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
@@ -112,13 +113,20 @@ class Tuning:
         self.path, self.methods, self.match, self.comparison = path, methods, match, comparison
 
     def __repr__(self) -> str:
+        return f"{self._head}\n{text_table(self.table())}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.table(), self._head)
+
+    @property
+    def _head(self) -> str:
         trials = sum(len(tuned.trials) for tuned in self.methods.values())
         return printable(f"Tuning({', '.join(self.methods)}, {trials} trials, '{self.path}')", kept="")
 
     @property
     def config(self) -> Path:
         """The file of options that `sparsona run METHOD --config` and `sparsona compare --config` take."""
-        return self.path / "tuned.toml"
+        return self.path / TUNED_FILE
 
     @property
     def best(self) -> dict[str, dict[str, Any]]:
@@ -302,7 +310,7 @@ def tune(
     path = place("out", out) if out is not None else RUNS / f"tune-{timestamp()}"
     make_empty_folder(path)
     write_file(path / SEARCH_FILE, request)
-    with hint_resume(path), _locked(path):
+    with hint_resume(path, jobs), _locked(path):
         return _tune(path, request, rows, spaces, federation, model, jobs, listen, observers)
 
 
@@ -344,7 +352,7 @@ def resume_tuning(
             )
     find_rows(path, [parse_method(one)[0] for one in request.names], rows, "sparsona.experiment.tune.resume_tuning")
     _check_optuna()
-    with hint_resume(path), _locked(path):
+    with hint_resume(path, jobs), _locked(path):
         spaces = _spaces(request, rows)
         return _tune(path, request, rows, spaces, federation, model or request.model, jobs, listen, observers)
 
@@ -542,12 +550,12 @@ def _tune(
         warn(f"fewer than {request.trials} trials where there are no more combinations to try: {few}")
     _write_config(result, request)
     if request.refit_seeds:
-        refit = path / "refit"
+        refit = path / REFIT
         check_plain(refit, is_folder=True)
         if listen is not None:
             done = sum(len(one.trials) for one in tuned.values())
             listen(done, done, "now training the chosen options on all training data")
-        if (refit / "comparison.json").exists():
+        if (refit / COMPARISON_FILE).exists():
             given = [row for name, row in rows.items() if name in result.best]
             result.comparison = resume_comparison(
                 refit, federation, model, methods=given, jobs=jobs, observers=observers, progress=False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import threading
 import time
 from collections.abc import Callable
@@ -15,16 +14,9 @@ from sparsona.analysis.summary import has_results
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError
 from sparsona.report.page import render_report
-from sparsona.runs.comparison import COMPARISON_FILE, read_comparison
+from sparsona.runs.comparison import COMPARISON_FILE, comparison_in, read_comparison
 from sparsona.runs.failed import read_failed
 from sparsona.runs.folder import RunFolder, is_used, reached
-
-WAITING = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>{title}</title></head>
-<body style="font: 16px/1.5 system-ui, sans-serif; max-width: 60ch; margin: 15vh auto; padding: 0 20px">
-<h1 style="font-size: 22px">{title}</h1><p>{text}</p></body></html>
-"""
 
 
 @dataclass(frozen=True)
@@ -45,6 +37,7 @@ def live_page(path: Path) -> LivePage:
         The report, or a page that says what is waited for.
     """
     folders, planned = _folders(path)
+    path, asked = comparison_in(path), path
     failed = read_failed(path)
     views: list[RunView] = []
     states: list[str] = []
@@ -63,14 +56,14 @@ def live_page(path: Path) -> LivePage:
         if one.name not in failed and has_results(folder):
             views.append(read_view(folder))
     is_final = planned > 0 and finished == planned
-    word = f"Stopped; `sparsona resume {path}` continues it" if stopped and not is_played else "Running"
+    word = f"Stopped; `sparsona resume {asked}` continues it" if stopped and not is_played else "Running"
     state = "" if is_final else f"{word}. {finished} of {plural(planned, 'run')} finished. {'; '.join(states)}"
     if not views:
         text = (
             "There is no run in this folder yet." if path.exists() else f"Waiting for '{path}', which is not there yet."
         )
         text = state if planned else text
-        return LivePage(WAITING.format(title=html.escape(path.name), text=html.escape(text)), False)
+        return LivePage(render_report([], asked.name, status=text), False)
     return LivePage(render_report(views, status=state, missing=[*failed.values()]), is_final)
 
 
@@ -137,6 +130,7 @@ def last_change(path: Path) -> tuple[object, ...]:
 
 def _folders(path: Path) -> tuple[list[Path], int]:
     """The folders of the runs, and how many there will be."""
+    path = comparison_in(path)
     if (path / COMPARISON_FILE).exists():
         planned = read_comparison(path)
         return [folder for folder, _ in planned], len(planned)

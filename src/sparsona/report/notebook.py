@@ -7,15 +7,17 @@ from html import escape
 
 from sparsona.analysis.answer import answer, differing
 from sparsona.analysis.columns import columns_for
-from sparsona.analysis.table import table
+from sparsona.analysis.table import notes, table
 from sparsona.analysis.view import RunView
+from sparsona.runs.failed import FailedRun
 
 
-def results_html(views: Sequence[RunView]) -> str:
-    """The answer and the first columns of the table of these runs, as HTML.
+def results_html(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -> str:
+    """The answer and the first columns of the table of these runs, and what its reader must know, as HTML.
 
     Args:
         views: the runs.
+        missing: runs that failed.
 
     Returns:
         A fragment without scripts, in the notebook's own style.
@@ -29,8 +31,10 @@ def results_html(views: Sequence[RunView]) -> str:
         shown = "".join(f"<td>{f'<b>{escape(c.text)}</b>' if c.best else escape(c.text)}</td>" for c in cells)
         rows.append(f"<tr><th>{escape(row.label)}</th>{shown}</tr>")
     unequal = differing(views)
-    note = f"<p><small>What differs between the methods: {escape('; '.join(unequal))}.</small></p>" if unequal else ""
+    said = notes(views, missing)
+    said += [f"What differs between the methods: {'; '.join(unequal)}."] if unequal else []
     return (
         f"<p>{escape(answer(views))}</p>"
-        f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{note}"
+        f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        + "".join(f"<p><small>{escape(one.replace('`', ''))}</small></p>" for one in said)
     )

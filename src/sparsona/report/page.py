@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsona.analysis.answer import answer, differing
+from sparsona.analysis.answer import UNNAMED, answer, differing, scope
 from sparsona.analysis.clients import ClientEffects
 from sparsona.analysis.columns import columns_for
 from sparsona.analysis.curves import curves_of, drawn_measure, drawn_point
 from sparsona.analysis.extra import import_extra
-from sparsona.analysis.figures import FIGURES, Drawn
-from sparsona.analysis.format import plural
+from sparsona.analysis.figures import FIGURES
 from sparsona.analysis.glossary import plain_words
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
 from sparsona.analysis.measure import ACCURACY, measure_called
@@ -31,12 +30,12 @@ from sparsona.core.targets import GIVEN, TITLES
 from sparsona.report import plots
 from sparsona.report.palette import COLOURS, DARK
 from sparsona.report.pictures import draw
+from sparsona.report.pictures.figure import Inline
 from sparsona.runs.failed import FailedRun
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-UNNAMED = "arrays"  # what data that was passed from Python is called where nobody named it
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
@@ -48,7 +47,7 @@ class Chart:
     title: str
     caption: str
     figures: dict[str, Figure] = field(default_factory=dict)
-    pictures: dict[str, str] = field(default_factory=dict)
+    pictures: dict[str, Inline] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,13 +117,16 @@ def render_report(
     shared, own = compare_protocols(
         {group.label: {view.seed: view.protocol for view in group.views} for group in groups}
     )
+    figures = {
+        chart.key: [_dump(figure) for figure in chart.figures.values()] for chart in (*first, *charts) if chart.figures
+    }
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return page.render(
         title=title or _title(groups),
-        facts=_facts(views, groups) if views else [],
+        facts=scope(views) if views else [],
         answer=answer(views),
         status=status,
         first=first,
@@ -144,11 +146,7 @@ def render_report(
         unequal=differing(views),
         classes=class_rows(views),
         charts=charts,
-        figures={
-            chart.key: [_dump(figure) for figure in chart.figures.values()]
-            for chart in (*first, *charts)
-            if chart.figures
-        },
+        figures=figures,
         settings=[
             ("Configuration", *_settings(views, [flatten(view.config) for view in views])),
             ("Environment", *_settings(views, [flatten(view.environment) for view in views])),
@@ -158,7 +156,7 @@ def render_report(
         points={view.point: point_of(view.point).text for view in views},
         words=plain_words(),
         dark=_on_dark(),
-        plotly=_inline_script(plotly.get_plotlyjs()),
+        plotly=_inline_script(plotly.get_plotlyjs()) if figures else "",
     )
 
 
@@ -245,8 +243,9 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         Chart(
             "effects",
             "What personalization does",
-            "What each client's own model does to its accuracy, over a model that clients share: in all (dot: median, "
-            "bar: middle half) and against the client's number of training examples. Hover over a dot for its client.",
+            f"What each client's own model does to its {measure.title}, over a model that clients share: in all (dot: "
+            "median, bar: middle half) and against the client's number of training examples. Hover over a dot for its "
+            "client.",
             pictures=_pictures([(view, view.effects) for view in views if view.effects]),
         ),
         Chart(
@@ -315,7 +314,7 @@ SECTIONS = {
     ),
     "personal": (
         "Gain by personal parameters",
-        "What personal models gain over the shared one, against how many of their parameters are a client's own.",
+        "What personal models gain, against how many of their parameters are a client's own.",
         {"": "gain-by-personal-parameters"},
     ),
     "changes": (
@@ -335,19 +334,13 @@ def _figures(views: Sequence[RunView], is_comparison: bool) -> list[Chart]:
     for key, (title, caption, names) in SECTIONS.items():
         if is_comparison or key == "capacity":
             found = {label: FIGURES[name].make(views, ()) for label, name in names.items()}
-            drawn = {label: _without_title(one) for label, one in found.items() if one is not None}
+            # The section's heading is the title.
+            drawn = {label: replace(draw(one).inline(), title="") for label, one in found.items() if one is not None}
             charts.append(Chart(key, title, caption, pictures=drawn))
     return charts
 
 
-def _without_title(found: Drawn) -> str:
-    """A picture below the heading of its section."""
-    picture = draw(replace(found, title=""))
-    picture.label = f"{found.title}. {picture.label}"
-    return picture.inline()
-
-
-def _partitions(views: Sequence[RunView]) -> dict[str, str]:
+def _partitions(views: Sequence[RunView]) -> dict[str, Inline]:
     """The different partitions among the runs; one needs no name, several go by seed."""
     different: list[RunView] = []
     for view in views:
@@ -360,7 +353,7 @@ def _partitions(views: Sequence[RunView]) -> dict[str, str]:
     return {name: draw(_partition(view)).inline() for name, view in zip(names, different, strict=True)}
 
 
-def _pictures(found: Sequence[tuple[RunView, ClientEffects | Similarity]]) -> dict[str, str]:
+def _pictures(found: Sequence[tuple[RunView, ClientEffects | Similarity]]) -> dict[str, Inline]:
     """Pictures of single runs, by unique names."""
     titles = [view.title for view, _ in found]
     names = [view.title if titles.count(view.title) == 1 else f"{view.title}, {view.name}" for view, _ in found]
@@ -393,41 +386,6 @@ def _title(groups: Sequence[Group]) -> str:
     if len(labels) == 1:
         return labels[0]
     return f"{', '.join(labels[:-1])} and {labels[-1]}" if len(labels) <= 4 else f"{len(labels)} methods compared"
-
-
-def _facts(views: Sequence[RunView], groups: Sequence[Group]) -> list[str]:
-    """Data, model and the size of the experiment, for the line under the title."""
-
-    def shared(name: str) -> str | None:
-        values = {str(view.config.get(name)) for view in views}
-        return values.pop() if len(values) == 1 and values != {"None"} else None
-
-    called = {view.data or str(view.config.get("data")) for view in views}  # the name, and not the path of a file
-    parts = (called.pop() if len(called) == 1 else None, shared("partition"))
-    data = [value for value in parts if value is not None and value not in (GIVEN, UNNAMED, "None")]
-    sizes = {view.num_parameters for view in views}
-    model = shared("model")
-    if model in (None, GIVEN):
-        model = "own model" if model else "the data's usual network"
-    if len(sizes) == 1 and None not in sizes:
-        model += f" ({next(iter(sizes)):,} parameters)"
-    sampled = shared("per_round")
-    own = [options for view in views if isinstance(options := view.config.get("options"), dict)]
-    epochs = {str(options["epochs"]) for options in own if "epochs" in options}
-    return [
-        *([", ".join(data)] if data else []),
-        model,
-        _range([len(groups)], "method"),
-        _range([len({view.seed for view in views})], "seed"),
-        _range([len(view.count) for view in views], "client") + (f", {sampled} a round" if sampled else ""),
-        _range([int(view.summary["rounds"]) for view in views], "round"),
-        *([plural(int(epochs.pop()), "epoch") + " a turn"] if len(epochs) == 1 else []),
-    ]
-
-
-def _range(counts: Sequence[int], noun: str) -> str:
-    low, high = min(counts), max(counts)
-    return plural(low, noun) if low == high else f"{low:,}–{plural(high, noun)}"
 
 
 def _settings(

@@ -23,7 +23,7 @@ from sparsona.analysis.partition import drawn_counts
 from sparsona.analysis.view import RunView
 from sparsona.core.points import POINTS, TUNED
 from sparsona.data.names import name_of
-from sparsona.report.palette import BETTER, COLOURS, DASHES, HEAT, SYMBOLS, WORSE
+from sparsona.report.palette import BETTER, HEAT, WORSE, colour_at, dash_at, mark_at
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -126,7 +126,7 @@ def tradeoff(views: Sequence[RunView], counting: Literal["encoded", "paper"] = "
     most = max(mark.x for series in chart.series for mark in series.marks)
     for series in chart.series:
         index = series.place or 0
-        colour, name = _colour(index), html.escape(series.label)
+        colour, name = colour_at(index), html.escape(series.label)
         if series.is_faint:
             figure.add_scatter(
                 x=[mark.x for mark in series.marks],
@@ -149,7 +149,7 @@ def tradeoff(views: Sequence[RunView], counting: Literal["encoded", "paper"] = "
             name=name,
             mode="lines" if level else "lines+markers" if len(marks) > 1 else "markers",
             line={"color": colour, "width": 1.5, "dash": "dash" if level else "solid"},
-            marker={"color": colour, "size": 13, "symbol": SYMBOLS[index % len(SYMBOLS)]},
+            marker={"color": colour, "size": 13, "symbol": mark_at(index)[0]},
             customdata=[chart.write_y(mark) + f"<br>{human_bytes(mark.x)} sent" * (not level) for mark in marks],
             hovertemplate=f"<b>{_literal(name)}</b><br>%{{customdata}}<extra></extra>",
             legendgroup=str(index),
@@ -160,6 +160,8 @@ def tradeoff(views: Sequence[RunView], counting: Literal["encoded", "paper"] = "
     is_share = chart.y_unit == "%"
     room = max(0.25 * (max(reached) - min(reached)), 2.0 if is_share else 0.02 * max(map(abs, reached)))
     bounds = [min(reached) - room, max(reached) + room]
+    if is_share:  # beyond them there is nothing
+        bounds = [max(bounds[0], 0.0), min(bounds[1], 100.0)]
     figure.update_yaxes(title_text=html.escape(chart.y_title), ticksuffix="%" if is_share else "", range=bounds)
     figure.update_xaxes(title_text=chart.x_title, tickformat="~s", ticksuffix="B", rangemode="tozero")
     return figure
@@ -184,7 +186,7 @@ def client_accuracies(views: Sequence[RunView]) -> Figure:
     figure = _figure(height=110 + 64 * len(groups), showlegend=False)
     for index, group in enumerate(groups):
         dots = [dot for view in group.views for dot in _client_dots(view)]
-        colour = _colour(index)
+        colour = colour_at(index)
         figure.add_box(
             x=[accuracy for accuracy, _ in dots],
             y=[html.escape(group.label)] * len(dots),
@@ -331,7 +333,7 @@ def _add_line(
     unit: str = "%",
     width: float = WIDTH,
 ) -> None:
-    colour, name = _colour(index), html.escape(group.label)
+    colour, name = colour_at(index), html.escape(group.label)
     if len(values) > 1:
         low, high = values.min(axis=0), values.max(axis=0)
         figure.add_scatter(
@@ -345,7 +347,7 @@ def _add_line(
             legendgroup=str(index),
             showlegend=False,
         )
-    dash = "dot" if level else DASHES[index // len(COLOURS) % len(DASHES)]
+    dash = "dot" if level else dash_at(index)[0]
     figure.add_scatter(
         x=list(x),
         y=values.mean(axis=0).tolist(),
@@ -390,7 +392,7 @@ def _add_headline(
         y=[value],
         name=html.escape(group.label),
         mode="markers",
-        marker={"color": _colour(index), "size": 13, "symbol": "star"},
+        marker={"color": colour_at(index), "size": 13, "symbol": "star"},
         hovertemplate=f"<b>{_literal(html.escape(group.label))}</b>, {point}: {value:.4g}{measure.unit}<extra></extra>",
         legendgroup=str(index),
         showlegend=False,
@@ -433,7 +435,7 @@ def _add_thin_line(
         y=[measure.scale * float(np.mean([curve[r] for curve in curves])) for r in rounds],
         name=name,
         mode="lines",
-        line={"color": _colour(index), "width": 1.5, "dash": "dot"},
+        line={"color": colour_at(index), "width": 1.5, "dash": "dot"},
         customdata=[f"{said}, round {r}" for r in rounds],
         hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}{measure.unit}<br>%{{customdata}}<extra></extra>",
         visible="legendonly" if hidden else True,
@@ -453,8 +455,8 @@ def trait_distances(views: Sequence[RunView]) -> Figure:
                     y=[float(np.mean([curve[r] for curve in curves])) for r in rounds],
                     name=name,
                     mode="lines" if len(rounds) > 1 else "markers",
-                    line={"color": _colour(index), "width": WIDTH, "dash": "solid" if place == 1 else "dot"},
-                    marker={"color": _colour(index), "size": 9},
+                    line={"color": colour_at(index), "width": WIDTH, "dash": "solid" if place == 1 else "dot"},
+                    marker={"color": colour_at(index), "size": 9},
                     hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}<br>round %{{x}}<extra></extra>",
                 )
     figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
@@ -527,10 +529,6 @@ def _figure(height: int, **layout: object) -> Figure:
 def _literal(name: str) -> str:
     """A name inside a hover template, where %{ would start a placeholder."""
     return name.replace("%{", "%&#123;")
-
-
-def _colour(index: int) -> str:
-    return COLOURS[index % len(COLOURS)]
 
 
 def fade(colour: str) -> str:

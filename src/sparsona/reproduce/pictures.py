@@ -11,6 +11,7 @@ from sparsona.analysis.partition import PARTS, Partition
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.report.page import Chart
 from sparsona.report.pictures import draw
+from sparsona.report.pictures.figure import Inline
 
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
@@ -65,7 +66,7 @@ def charts(result: Reproduction) -> list[Chart]:
     return found
 
 
-def _of_runs(result: Reproduction, name: str) -> dict[str, str]:
+def _of_runs(result: Reproduction, name: str) -> dict[str, Inline]:
     found = {}
     for row in result.rows:
         for run in result.runs.get(row, ()):
@@ -76,7 +77,7 @@ def _of_runs(result: Reproduction, name: str) -> dict[str, str]:
     return found
 
 
-def _of_settings(result: Reproduction, name: str) -> dict[str, str]:
+def _of_settings(result: Reproduction, name: str) -> dict[str, Inline]:
     """One picture for the rows of each setting; where they are compared with several others, one for each of those."""
     found = {}
     for setting, rows in _by_setting(result).items():

@@ -13,6 +13,8 @@ from sparsona.runs.folder import RunFolder
 from sparsona.runs.stopping import MEASURES
 
 COMPARISON_FILE, SEARCH_FILE, REPRODUCTION_FILE = "comparison.json", "tune.json", "reproduction.json"
+TUNED_FILE = "tuned.toml"  # in the folder of a search: the options that were chosen
+REFIT = "refit"  # likewise: its methods with these options, trained on all training data
 _RESOLVED = {"clients", "novel", "model"}  # by the data, where a comparison leaves them open
 _CHOSEN = {"device", "executor", *MEASURES}  # by what is there when a run begins
 
@@ -43,6 +45,21 @@ def read_comparison(path: Path) -> list[tuple[Path, dict[str, Any]]]:
     if len({folder for folder, _ in found}) < len(found):
         raise _damaged(file, "two runs have one folder")
     return found
+
+
+def comparison_in(path: Path) -> Path:
+    """The folder of the comparison that this folder is or, if it is a search's, has in it.
+
+    Args:
+        path: the folder of a comparison, a search, or anything else.
+
+    Returns:
+        That folder; `path` itself where there is no comparison in it.
+    """
+    if not (path / SEARCH_FILE).exists():
+        return path
+    check_plain(path / REFIT, is_folder=True)
+    return path / REFIT if (path / REFIT / COMPARISON_FILE).exists() else path
 
 
 def check_member(folder: RunFolder, planned: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import os
 import platform
 import sqlite3
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -139,6 +139,18 @@ def is_used(folder: Path) -> bool | None:
         return None
 
 
+def _not_one_run(path: Path, what: str, inside: Sequence[Path]) -> SparsonaError:
+    hint = "name one of its runs" + (f": {', '.join(one.name for one in inside)}" if inside else "")
+    hint += f"; `report`, `table`, `verify` and `resume` take the {what} itself, in Python load_comparison"
+    if what == "search" and not inside:
+        options = path / "tuned.toml"
+        made = f"`sparsona compare --config {options}`" if options.exists() else f"`sparsona resume {path}`"
+        hint = f"it has none yet: {made} makes some, with the options that were chosen"
+    return SparsonaError(
+        f"'{path}' is a {what}", expected=f"a run, such as {inside[0]}" if inside else "a run", hint=hint
+    )
+
+
 class RunFolder:
     """The files of one run. Use as a context manager to hold its lock.
 
@@ -182,15 +194,9 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """An existing run."""
-        if (path / "comparison.json").is_file():
-            inside = sorted(str(found.parent) for found in path.glob("*/config.json"))
-            raise SparsonaError(
-                f"'{path}' is a comparison",
-                expected=f"a run, such as {inside[0]}" if inside else "a run",
-                hint="name one of its runs"
-                + (f": {', '.join(Path(one).name for one in inside)}" if inside else "")
-                + "; `report`, `table`, `verify` and `resume` take the comparison itself, in Python load_comparison",
-            )
+        for what, file, place in (("search", "tune.json", path / "refit"), ("comparison", "comparison.json", path)):
+            if (path / file).is_file():
+                raise _not_one_run(path, what, sorted(found.parent for found in place.glob("*/config.json")))
         for name in (*STARTED, *ENDED, CONFIG_FILE, "lock"):
             check_plain(path / name)
         if not (path / CONFIG_FILE).is_file():

@@ -11,10 +11,19 @@ from typing import Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.reading import expand
 from sparsona.core.spec import shorten
-from sparsona.runs.comparison import COMPARISON_FILE, REPRODUCTION_FILE, SEARCH_FILE
+from sparsona.core.targets import TITLES, headline_metric
+from sparsona.runs.comparison import (
+    COMPARISON_FILE,
+    REFIT,
+    REPRODUCTION_FILE,
+    SEARCH_FILE,
+    TUNED_FILE,
+    comparison_in,
+    read_comparison,
+)
 from sparsona.runs.failed import FailedRun, read_failed
 from sparsona.runs.files import read_file, read_json
-from sparsona.runs.folder import SUMMARY_FILE, is_used, parse_summary
+from sparsona.runs.folder import SUMMARY_FILE, is_used, parse_summary, reached
 from sparsona.runs.manifest import find_manifest
 
 GROUPS = (COMPARISON_FILE, SEARCH_FILE, REPRODUCTION_FILE)  # in folders that runs are in
@@ -45,16 +54,37 @@ def full_name(run: Path) -> str:
 
 
 def list_runs(where: Path) -> list[dict[str, Any]]:
-    """One row per run below a folder, those of comparisons included; newest first."""
+    """One row per run below a folder, those of comparisons included, and one per search; newest first."""
     if not where.is_dir():
         return []
-    configs = [*where.glob("*/config.json"), *where.glob("*/*/config.json")]
+    below = ("*/config.json", "*/*/config.json", f"*/{REFIT}/*/config.json", f"*/{SEARCH_FILE}")
+    configs = [path for pattern in below for path in where.glob(pattern)]
     newest = sorted(configs, key=lambda path: path.stat().st_mtime, reverse=True)
     failed: dict[Path, dict[str, FailedRun]] = {}
     for place in {path.parent.parent for path in newest} - {where}:
         with suppress(SparsonaError):  # of a damaged note `resume` and `verify` tell
             failed[place] = read_failed(place)
-    return [_row(path.parent, where, failed.get(path.parent.parent, {})) for path in newest]
+    return [
+        _search_row(path.parent, where)
+        if path.name == SEARCH_FILE
+        else _row(path.parent, where, failed.get(path.parent.parent, {}))
+        for path in newest
+    ]
+
+
+def _search_row(folder: Path, where: Path) -> dict[str, Any]:
+    """What was searched, and how far it got; the runs with the chosen options have rows of their own."""
+    row: dict[str, Any] = {"run": str(folder.relative_to(where)), "path": str(folder)}
+    row |= dict.fromkeys(("method", "seed", "rounds", "steps", "accuracy"), "–")
+    try:
+        request, trained = read_json(folder / SEARCH_FILE), comparison_in(folder)
+        is_over = (folder / TUNED_FILE).exists()
+        if request["refit_seeds"]:
+            is_over &= trained != folder and all(reached(run).finished for run, _ in read_comparison(trained))
+        state = "finished" if is_over else "running" if is_used(folder) else "unfinished: resume it"
+        return row | {"method": f"search: {', '.join(request['names'])}", "seed": request["seed"], "state": state}
+    except (SparsonaError, OSError, LookupError, TypeError, ValueError) as error:
+        return row | {"state": f"damaged: {str(error).splitlines()[0]}"}
 
 
 def _row(folder: Path, where: Path, failed: Mapping[str, FailedRun]) -> dict[str, Any]:
@@ -71,9 +101,11 @@ def _row(folder: Path, where: Path, failed: Mapping[str, FailedRun]) -> dict[str
             summary = parse_summary(data, path)
         mean = summary["accuracy"]["mean"] if summary else None
         accuracy = "–" if mean is None else f"{mean:.1%}"
-        if mean is None and summary and (metrics := summary.get("metrics")):  # of a regression, its first metric
-            name = next(iter(metrics))
-            accuracy = "–" if metrics[name]["mean"] is None else f"{name} {metrics[name]['mean']:.4g}"
+        if summary and "error" in summary:
+            metrics = {key: one["mean"] for key, one in summary.get("metrics", {}).items() if one["mean"] is not None}
+            name = headline_metric(metrics)
+            score = summary["error"]["loss"] if name is None else metrics[name]
+            accuracy = "–" if score is None else f"{TITLES.get(name or '', 'loss')} {score:.4g}"
         steps = summary["steps"]["total"] if summary and "steps" in summary else None  # older summaries lack them
         stopped = f"failed: {failed[folder.name].what}" if folder.name in failed else "unfinished: resume it"
         return row | {

@@ -38,6 +38,10 @@ class RunStart:
     completed: int
     rounds: int
 
+    def __repr__(self) -> str:
+        """Without the facts, which have each client's number of examples of each class."""
+        return f"RunStart({self})"
+
     def __str__(self) -> str:
         return printable(f"{self.facts.title} in '{self.path}': {self.completed} of {self.rounds} rounds")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sparsona.core.arguments import truth
 from sparsona.core.errors import SparsonaError
 from sparsona.core.printable import printable
+from sparsona.core.targets import TITLES, headline_metric
 
 if TYPE_CHECKING:
     from sparsona.runs.observers import EvaluationResult, ProgressUpdate, RoundResult, RunEnd, RunStart
@@ -300,10 +301,14 @@ def _rough(seconds: float) -> str:
 
 
 def _accuracy(result: EvaluationResult) -> str:
-    """The accuracy of an evaluation or, without one, the first metric; "" where neither is known."""
+    """The accuracy of an evaluation or, of a regression, what it is judged by; "" where nothing is known."""
     if result.accuracy is not None:
         return f"accuracy {result.accuracy:.1%}"
-    return next((f"{name} {value:.4g}" for name, value in result.metrics.items()), "")
+    metrics = result.metrics
+    if (name := headline_metric(metrics)) is not None:
+        return f"{TITLES[name]} {metrics[name]:.4g}"
+    losses = [one.loss for one in result.clients if one.point == result.point]
+    return f"loss {sum(losses) / len(losses):.4g}" if losses else ""
 
 
 def _name(progress: ProgressUpdate, title: str | None, has_seeds: bool) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import drafted_name
-from sparsona.runs.comparison import COMPARISON_FILE, SEARCH_FILE, check_member, read_comparison
+from sparsona.runs.comparison import COMPARISON_FILE, REFIT, SEARCH_FILE, check_member, read_comparison
 from sparsona.runs.failed import NAME as FAILED
 from sparsona.runs.failed import check_failed
 from sparsona.runs.files import RESTORE, check_plain, read_file, read_json, without_checksum
@@ -144,8 +144,8 @@ def _search(path: Path) -> Iterator[Finding]:
         yield _find(str(file.relative_to(path)), lambda file=file: read(file))  # type: ignore[misc]  # bound at once
     for config in sorted(path.glob("*/trial-*/config.json")):
         yield from _inside(config.parent, path, _run(config.parent))
-    if os.path.lexists(refit := path / "refit"):
-        place = _find("refit", lambda: check_plain(refit, is_folder=True))
+    if os.path.lexists(refit := path / REFIT):
+        place = _find(REFIT, lambda: check_plain(refit, is_folder=True))
         yield from [place] if place.state == "wrong" else _inside(refit, path, _comparison(refit))
 
 

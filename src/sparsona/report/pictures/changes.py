@@ -11,7 +11,7 @@ from sparsona.analysis.changes import Band, ClientBands, ClientChanges
 from sparsona.analysis.clients import Change
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import cut, signed
-from sparsona.report.palette import BETTER, COLOURS, EQUAL, INK, MUTED, WORSE
+from sparsona.report.palette import BETTER, EQUAL, INK, MUTED, WORSE, colour_at
 from sparsona.report.pictures.clients import draw_scatter, draw_violin
 from sparsona.report.pictures.figure import Picture, new_picture, style
 
@@ -46,7 +46,7 @@ def _draw_violins(changes: ClientChanges) -> Picture:
     for axes, name in zip(panels, names, strict=True):
         shown = [method for method in changes.methods if name in method.changes]
         for place, method in enumerate(shown):
-            colour = COLOURS[method.place % len(COLOURS)]
+            colour = colour_at(method.place)
             draw_violin(picture, axes, place, method.changes[name], method.label, colour)
         width = max(10, 110 // (len(shown) * len(names)))  # names that do not fit beside each other are broken
         labels = [

@@ -10,7 +10,7 @@ import numpy as np
 from sparsona.analysis.charts import LineChart, Mark, Series
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import human_bytes, signed
-from sparsona.report.palette import COLOURS, INK, MUTED, PAGE
+from sparsona.report.palette import INK, MUTED, PAGE, colour_at, dash_at, mark_at
 from sparsona.report.pictures.figure import Picture, new_picture, style
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
-LINES = ("-", "--", "-.", ":")
-SHAPES = ("o", "s", "D", "^", "v", "P", "X")
 MOST_HINTS = 60
 SIDES = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))  # of a mark, for its name: across, and up
 
@@ -55,11 +53,11 @@ def draw_chart(chart: LineChart) -> Picture:
 
 def _draw(picture: Picture, axes: Axes, chart: LineChart, series: Series, number: int) -> Any:
     place = number if series.place is None else series.place
-    colour = MUTED if series.place is None else COLOURS[place % len(COLOURS)]
+    colour = MUTED if series.place is None else colour_at(place)
     y = [mark.y for mark in series.marks]
     beside = _dodge(chart, series)
     x = [mark.x + beside for mark in series.marks]
-    dash = LINES[(place // len(COLOURS)) % len(LINES)]
+    _, dash = dash_at(place)
     if series.style == "level":
         return axes.axhline(y[0], color=colour, linewidth=1.5, linestyle=":")
     if series.style == "line":
@@ -75,7 +73,7 @@ def _draw(picture: Picture, axes: Axes, chart: LineChart, series: Series, number
             axes.vlines(mark.x + beside, mark.y - mark.spread, mark.y + mark.spread, color=colour, linewidth=1.5)
     if series.style == "joined" and len(x) > 1:
         axes.plot(x, y, color=colour, linewidth=1.5, linestyle=dash)
-    shape = SHAPES[place % len(SHAPES)]
+    _, shape = mark_at(place)
     dots = axes.scatter(x, y, 46, colour, marker=shape, linewidth=1, edgecolors=PAGE, zorder=3)
     if len(series.marks) <= MOST_HINTS:
         picture.hint(dots, *(_about(chart, series, mark) for mark in series.marks))

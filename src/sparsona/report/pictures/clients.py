@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsona.analysis.clients import Change, ClientEffects
 from sparsona.analysis.extra import import_extra
-from sparsona.analysis.format import UNKNOWN, signed
+from sparsona.analysis.format import UNKNOWN
 from sparsona.report.palette import BETTER, EQUAL, INK, MUTED, PAGE, WORSE
 from sparsona.report.pictures.figure import Picture, new_picture, style
 
@@ -33,8 +33,11 @@ def draw_clients(effects: ClientEffects) -> Picture:
         violins.set_xticks(range(count), [change.name for change in effects.changes])
         violins.tick_params(axis="x", labelcolor=INK, length=0)
         violins.set_xlim(-0.6, count - 0.4)
-        violins.set_ylabel("change of accuracy, percentage points")
-        violins.yaxis.set_major_formatter(lambda value, _: signed(value, 0 if float(value).is_integer() else 1))
+        measure = effects.measure
+        violins.set_ylabel(f"change of {measure.title}, {'percentage points' if measure.unit else 'above 0: better'}")
+        violins.yaxis.set_major_formatter(
+            lambda value, _: measure.show_gain(value, 0 if float(value).is_integer() else 1)
+        )
         for axes in (violins, *scatters):
             axes.grid(axis="y")
             axes.axhline(0, color=MUTED, linewidth=1)
@@ -50,7 +53,7 @@ def draw_clients(effects: ClientEffects) -> Picture:
 def _sentence(change: Change) -> str:
     found = change.row()
     text = f"{change.name}: {found['clients']} clients, {found['hurt']} hurt, {found['helped']} better; "
-    text += f"mean {found['mean']}, from {found['worst']} to {found['best']} percentage points"
+    text += f"mean {found['mean']}, from {found['worst']} to {found['best']} {change.measure.gain_unit}"
     samples = found["with samples"]
     return text + ("" if samples == UNKNOWN else f"; rank correlation with samples {samples}")
 
@@ -61,7 +64,9 @@ def draw_violin(picture: Picture, axes: Axes, place: int, change: Change, name: 
     drawn: dict[str, Any] = axes.violinplot([change.gains], [place], widths=0.8, showextrema=False)
     (body,) = drawn["bodies"]
     body.set(facecolor=colour, alpha=0.3)
-    text = f"from {signed(low)} to {signed(high)} percentage points, middle half {signed(quarter)} to {signed(three)}"
+    measure = change.measure
+    first, last, least, most = (measure.show_gain(one) for one in (low, high, quarter, three))
+    text = f"from {first} to {last} {measure.gain_unit}, middle half {least} to {most}"
     picture.hint(body, f"{name}: {text}")
     axes.vlines(place, low, high, color=MUTED, linewidth=1)
     axes.vlines(place, quarter, three, color=colour, linewidth=6)
@@ -87,9 +92,9 @@ def draw_scatter(picture: Picture, axes: Axes, change: Change) -> None:
 
 
 def _about(change: Change, place: np.integer) -> str:
-    before, after = 100 * change.before[place], 100 * change.after[place]
-    gain = f"{signed(change.gains[place])} percentage points"
+    measure = change.measure
+    before, after = (measure.brief(found[place]) for found in (change.before, change.after))
     return (
-        f"client {change.who(int(place))}: {before:.1f}% to {after:.1f}%, {gain}; "
-        f"{change.samples[place]:,} training examples"
+        f"client {change.who(int(place))}: {before} to {after}, {measure.show_gain(change.gains[place])} "
+        f"{measure.gain_unit}; {change.samples[place]:,} training examples"
     )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import LayoutEngine
 
 WIDTH = 10.0  # inches: 960 pixels of a page
 LINE = 125  # characters that fit into it
@@ -54,13 +55,29 @@ STYLE = {
 }
 
 
+@dataclass(frozen=True)
+class Inline:
+    """A picture as a page contains it: an SVG and, as text of the page, what a file has above its plots."""
+
+    svg: str
+    title: str
+    sentences: tuple[str, ...]
+
+
 @dataclass(eq=False)
 class Picture:
-    """A figure, its description, and the tooltips of its parts."""
+    """A figure under a title and sentences, and the tooltips of its parts. `height` is that of the plots, in inches."""
 
     figure: Figure
-    label: str
+    title: str
+    sentences: tuple[str, ...]
+    height: float
     hints: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Title and sentences, for who cannot see the picture."""
+        return f"{self.title}. {' '.join(self.sentences)}".removeprefix(". ")
 
     def hint(self, artist: Artist, *texts: str) -> None:
         """Add a tooltip to an artist or, with several texts, to each of its parts."""
@@ -122,10 +139,15 @@ class Picture:
         drawn = drawn or [path for path in place.iter(f"{{{SVG}}}path") if "id" not in path.attrib]
         return drawn if len(texts) > 1 else drawn[:1], texts
 
-    def inline(self) -> str:
-        """The SVG as a page contains it: namespaces are for files of their own."""
+    def inline(self) -> Inline:
+        """The picture as a page contains it. Title and sentences are removed from the figure."""
+        for text in list(self.figure.texts):
+            text.remove()
+        self.figure.set_size_inches(WIDTH, self.height)
+        self.figure.set_layout_engine(_layout(0.99))
         head, mark, body = self.svg().partition(">")
-        return re.sub(r' xmlns(:\w+)?="[^"]*"', "", head) + mark + body
+        svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", head) + mark + body  # namespaces are for files of their own
+        return Inline(svg, _printable(self.title), tuple(map(_printable, self.sentences)))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the picture to `path`, a .svg or a .png, and return it."""
@@ -158,23 +180,29 @@ def style(salt: str = "") -> AbstractContextManager[None]:
 
 
 def new_picture(title: str, sentences: Sequence[str], height: float) -> Picture:
-    """A page of this height in inches under a title ("": the page around it has one) and some lines.
+    """A page of this height in inches under a title and some lines.
 
     Draw on it inside `style()`.
     """
     lines = [line for sentence in sentences for line in textwrap.wrap(_printable(sentence), LINE)]
-    above = 0.58 if title else 0.22  # to the first line
+    above = 0.58  # to the first line
     head = above - 0.03 + 0.2 * len(lines)
     figure = import_extra("matplotlib.figure", "pictures").Figure(figsize=(WIDTH, height + head))
     total = height + head
-    engine = import_extra("matplotlib.layout_engine", "pictures").ConstrainedLayoutEngine
-    figure.set_layout_engine(engine(rect=(0.01, 0.01, 0.98, height / total - 0.01), w_pad=0.05))
+    figure.set_layout_engine(_layout(height / total))
     shown = cut(" ".join(_printable(title).split()), 90)
     # `parse_math` off: a name may hold dollar signs.
     figure.text(0.02, 1 - 0.36 / total, shown, size=13, weight="bold", parse_math=False)
     for place, line in enumerate(lines):
         figure.text(0.02, 1 - (above + 0.2 * place) / total, line, size=9.5, parse_math=False)
-    return Picture(figure, f"{title}. {' '.join(sentences)}".removeprefix(". "))
+    return Picture(figure, title, tuple(sentences), height)
+
+
+def _layout(share: float) -> LayoutEngine:
+    """Plots that fill this share of the height, from below."""
+    engine = import_extra("matplotlib.layout_engine", "pictures").ConstrainedLayoutEngine
+    made: LayoutEngine = engine(rect=(0.01, 0.01, 0.98, share - 0.01), w_pad=0.05)
+    return made
 
 
 def heat_map() -> Colormap:

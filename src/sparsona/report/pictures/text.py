@@ -12,7 +12,7 @@ from rich.style import Style
 from rich.text import Text
 
 from sparsona.analysis.clients import Change, ClientEffects
-from sparsona.analysis.format import cut, signed
+from sparsona.analysis.format import cut
 from sparsona.analysis.partition import Partition, merge_classes
 from sparsona.analysis.similarity import Similarity
 from sparsona.report.palette import TERMINAL_BAR, TERMINAL_SCALE
@@ -145,7 +145,7 @@ def _histogram(totals: np.ndarray, terminal: Terminal) -> list[Text]:
 
 
 def clients_lines(effects: ClientEffects, terminal: Terminal) -> list[Text]:
-    """A scatter plot for each kind of data: change of accuracy against a client's training examples."""
+    """A scatter plot for each kind of data: what clients gain against their numbers of training examples."""
     return [line for change in effects.changes for line in (Text(), *_scatter_lines(change, terminal))]
 
 
@@ -153,7 +153,8 @@ def _scatter_lines(change: Change, terminal: Terminal) -> list[Text]:
     """A dot is one client, a digit several (9: nine or more)."""
     low, high = min(0.0, float(change.gains.min())), max(0.0, float(change.gains.max()))
     high = high if high > low else low + 1.0
-    left = max(len(signed(low, 1)), len(signed(high, 1)))
+    shown = {gain: change.measure.show_gain(gain, 1) for gain in (low, high)}
+    left = max(map(len, shown.values()))
     columns = max(20, min(terminal.width, MOST_WIDTH) - left - 3)
     fewest, most = int(change.samples.min()), int(change.samples.max())
 
@@ -164,13 +165,14 @@ def _scatter_lines(change: Change, terminal: Terminal) -> list[Text]:
     across = np.rint((columns - 1) * (change.samples - fewest) / max(most - fewest, 1)).astype(int)
     np.add.at(counts, (row_of(change.gains), across), 1)
     zero, dot, rule, side = int(row_of(0.0)), *(("o", "-", "|") if terminal.is_ascii else ("•", "─", "│"))
-    labels = {0: signed(high, 1), PLOT_ROWS - 1: signed(low, 1), zero: "0"}
-    lines = [Text(f"{change.name}: percentage points gained against training examples; a digit counts clients", "bold")]
+    labels = {0: shown[high], PLOT_ROWS - 1: shown[low], zero: "0"}
+    gained = f"{change.name}: {change.measure.gain_unit} gained against training examples; a digit counts clients"
+    lines = [Text(gained, "bold")]
     for row in range(PLOT_ROWS):
         line = Text(f"{labels.get(row, ''):>{left}} {side}", "dim", end="", no_wrap=True)
         for count in counts[row].tolist():
-            shown = (rule if row == zero else " ") if not count else dot if count == 1 else str(min(count, 9))
-            line.append(shown, "dim" if not count else "blue" if row < zero else "red" if row > zero else "")
+            sign = (rule if row == zero else " ") if not count else dot if count == 1 else str(min(count, 9))
+            line.append(sign, "dim" if not count else "blue" if row < zero else "red" if row > zero else "")
         lines.append(line)
     lines.append(Text(f"{'':>{left}} {side}{fewest:,}{f'{most:,}':>{columns - len(f'{fewest:,}')}}", "dim"))
     return lines
