@@ -255,9 +255,33 @@ def test_a_peer_that_is_killed_again_and_again_comes_back_to_the_same_bits(tmp_p
 
 def test_a_peer_that_stays_away_is_recorded_and_the_others_go_on(tmp_path):
     party = Party(tmp_path, graph="ring", rounds=4, deadline=2.0)
-    party.before_play = lambda found: (
-        setattr(found, "_evaluate", Fault(2, after=True).wrap(found._evaluate)) if found.client == 3 else None
-    )
+    has_heard = {0: threading.Event(), 2: threading.Event()}  # what 3 sent in round 1
+
+    def watch(fetch, event):
+        def fetched(index, peers):
+            heard, lost = fetch(index, peers)
+            if index == 2 and 3 in heard:
+                event.set()
+            return heard, lost
+
+        return fetched
+
+    def die(evaluate):
+        def evaluated(completed, *rest):
+            evaluate(completed, *rest)
+            if completed == 2:
+                assert all(event.wait(LONG) for event in has_heard.values())
+                raise Killed
+
+        return evaluated
+
+    def arm(found):
+        if found.client in has_heard:
+            found._fetch = watch(found._fetch, has_heard[found.client])
+        elif found.client == 3:
+            found._evaluate = die(found._evaluate)
+
+    party.before_play = arm
     party.play()
     assert {index: type(error) for index, error in party.errors.items()} == {3: Killed}
     records = Records(party.gather().path / "records.sqlite")
