@@ -71,8 +71,10 @@ def test_equal_results_are_said_to_be_equal(make_view: MakeView) -> None:
     one_seed = " (one seed: no spread is known)."
     text = "FedSpa (DST) and FedAvg-FT serve clients equally well, 90.0%; FedSpa (DST) sends the least of these, 500 B"
     assert answer(views) == answer(views[::-1]) == text + one_seed
-    alike = [*views[:1], with_result(views[1], 0.9003, 1000), views[2]]  # as the table prints them
+    alike = [*views[:1], with_result(views[1], 0.90003, 1000), views[2]]  # as the table prints them
     assert answer(alike) == text + one_seed
+    near = [*views[:1], with_result(views[1], 0.9003, 1000), views[2]]  # the table prints 90.03 and 90.00
+    assert answer(near).startswith("FedAvg-FT serves clients best, 90.03%; FedSpa (DST) reaches 90.00% with 50% of")
     same = [with_result(view, view.summary["accuracy"]["mean"], 1000) for view in views]
     assert answer(same).endswith("equally well, 90.0%; next is FedAvg, 80.0%" + one_seed)
     assert answer([with_result(view, 0.9, 0) for view in views[:2]]).endswith("equally well, 90.0%" + one_seed)

@@ -343,8 +343,32 @@ def test_records_of_processes_are_read_from_a_folder_of_their_own(tmp_path, monk
 
     monkeypatch.setattr(comparisons, "pass_on", see)
     options = {"clients": 4, "rounds": 1, "data_rate": 0.2, "executor": "serial", "progress": False}
-    comparisons.compare(["local"], seeds=2, jobs=2, out=tmp_path / "both", **options)
+    comparisons.compare(["local"], seeds=2, jobs=2, out=tmp_path / "both", observers=[print], **options)
     assert modes == [0o700, 0o700]
+    comparisons.compare(["local"], seeds=2, jobs=2, out=tmp_path / "unheard", **options)
+    assert len(modes) == 2  # nothing is kept where nobody receives it
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_observer_that_fails_costs_its_run_alone(tmp_path, jobs):
+    class Failing:
+        def __init__(self):
+            self.titles = []
+
+        def on_start(self, start):
+            self.titles.append(start.facts.title)
+
+        def on_round(self, result):
+            if self.titles[-1] == "FedAvg":
+                raise ValueError("no room for a line")
+
+    options = {"clients": 4, "rounds": 1, "data_rate": 0.2, "executor": "serial", "progress": False}
+    failing = Failing()
+    found = comparisons.compare(["fedavg", "local"], jobs=jobs, out=tmp_path / "c", observers=[failing], **options)
+    assert [run.path.name for run in found.runs] == ["local-seed0"]
+    assert [one.error for one in found.missing] == ["ValueError: no room for a line"]
+    assert sorted(failing.titles) == ["FedAvg", "Local"]  # each once
 
 
 @pytest.mark.long

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from sparsona.analysis.format import human_bytes, plural
 from sparsona.analysis.groups import (
@@ -55,10 +56,16 @@ class _Result:
     score: float
     sent: float
     measure: Measure
+    in_full: bool = False  # with the digits of a table
+
+    @property
+    def printed(self) -> str:
+        """The score as tables have it."""
+        return f"{self.measure.show(self.score)}{self.measure.unit}"
 
     @property
     def text(self) -> str:
-        return self.measure.brief(self.score)
+        return self.printed if self.in_full else self.measure.brief(self.score)
 
 
 def answer(views: Sequence[RunView]) -> str:
@@ -87,8 +94,10 @@ def _answer(views: Sequence[RunView], best_word: str) -> str:
     found = sorted(
         (one for one in found if one.measure == measure), key=lambda one: (-measure.sign * one.score, one.sent)
     )
+    if any(one.text == other.text and one.printed != other.printed for one, other in pairwise(found)):
+        found = [replace(one, in_full=True) for one in found]
     # What prints alike is equally good, as in the table; of these the one that sends least comes first.
-    equal = sorted((one for one in found if one.text == found[0].text), key=lambda one: one.sent)
+    equal = sorted((one for one in found if one.printed == found[0].printed), key=lambda one: one.sent)
     best, others = equal[0], found[len(equal) :]
     unit = "" if measure == ACCURACY else f" ({measure.title})"
     if len(equal) > 1:

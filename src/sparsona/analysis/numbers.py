@@ -157,7 +157,7 @@ def to_text(views: Sequence[RunView], most: int = 20, missing: Sequence[FailedRu
 
     Args:
         views: the runs.
-        most: methods that are listed; of more, the number is said.
+        most: methods that are listed; of more, their number is shown.
         missing: runs that failed.
 
     Returns:
@@ -166,8 +166,8 @@ def to_text(views: Sequence[RunView], most: int = 20, missing: Sequence[FailedRu
     columns, rows = columns_for(views), table(views)
     kept = [i for i, column in enumerate(columns) if column.name in SMALL or _is_judged_by(column, views)]
     lines = [{"method": row.label} | {columns[i].title: row.cells[i].text for i in kept} for row in rows]
-    said = [textwrap.fill(f"note: {one}", 100, subsequent_indent="  ") for one in notes(views, missing)]
-    return "\n".join([text_table(lines, most), *said])
+    added = [textwrap.fill(f"note: {one}", 100, subsequent_indent="  ") for one in notes(views, missing)]
+    return "\n".join([text_table(lines, most), *added])
 
 
 def _is_judged_by(column: Column, views: Sequence[RunView]) -> bool:
@@ -207,8 +207,8 @@ def to_markdown(views: Sequence[RunView], every: bool = False, missing: Sequence
         texts = [escape_markdown(cell.text) for cell in cells]
         shown = [f"**{text}**" if cell.best else text for text, cell in zip(texts, cells, strict=True)]
         lines.append([escape_markdown(row.label), *shown])
-    said = [f"\n{escape_markdown(sentence)}\n" for sentence in notes(views, missing)]
-    return "".join([*(f"| {' | '.join(line)} |\n" for line in lines), *said])
+    added = [f"\n{escape_markdown(sentence)}\n" for sentence in notes(views, missing)]
+    return "".join([*(f"| {' | '.join(line)} |\n" for line in lines), *added])
 
 
 def to_latex(
@@ -233,7 +233,7 @@ def to_latex(
         Text that ends with a line break.
     """
     titles, rows = _chosen(views, every)
-    said = ["% " + _escape(" ".join(one.split())) for one in ("; ".join(scope(views)), *notes(views, missing))]
+    comments = ["% " + _escape(" ".join(one.split())) for one in ("; ".join(scope(views)), *notes(views, missing))]
     lines = [rf"\begin{{tabular}}{{l{'r' * len(titles)}}}", r"\toprule"]
     lines += [" & ".join(["method", *map(_escape, titles)]) + r" \\", r"\midrule"]
     for row, cells in rows:
@@ -245,7 +245,7 @@ def to_latex(
         inner = [rf"\caption{{{_escape(caption)}}}"] if caption else []
         inner += [rf"\label{{{label}}}"] if label else []
         lines = [r"\begin{table}", r"\centering", *inner, *lines, r"\end{table}"]
-    return "\n".join([*said, *lines]) + "\n"
+    return "\n".join([*comments, *lines]) + "\n"
 
 
 def _chosen(views: Sequence[RunView], every: bool) -> tuple[list[str], list[tuple[Row, list[Any]]]]:

@@ -230,8 +230,8 @@ class Spent:
         ).strip()
         known = []
         if self.always is not None:
-            said = f"Epsilon is at most {show_epsilon(self.always)} for whoever knows who was drawn"
-            known = [("epsilon if draws are known", f"{said}: that of a client that was drawn in every round.")]
+            sentence = f"Epsilon is at most {show_epsilon(self.always)} for whoever knows who was drawn"
+            known = [("epsilon if draws are known", f"{sentence}: that of a client that was drawn in every round.")]
         clear = [f"{name} (sent in the clear)" for name in self.in_the_clear]
         uncovered = [*clear, "numbers of examples", "losses", "results of evaluations"]
         if self.patience:

@@ -68,7 +68,7 @@ class Protocol:
 
     @property
     def text(self) -> str:
-        """The lines that have been said, in the order of topics."""
+        """The lines that were added, in the order of topics."""
         return "\n".join(f"{topic}: {' '.join(self.topics[topic])}" for topic in TOPICS if topic in self.topics)
 
 
@@ -111,8 +111,8 @@ def compare_protocols(protocols: Mapping[str, Mapping[int, str]]) -> tuple[Lines
     whole: dict[str, dict[str, int]] = {topic: {} for topic in users}  # how many methods say it with all seeds
     for label, texts in protocols.items():
         for topic, found in users.items():
-            said = [(rest, seed) for seed, text in texts.items() for of, rest in read_protocol(text) if of == topic]
-            for sentences, seeds in _largest(said) if topic in _BOUNDS else _merge(said):
+            stated = [(rest, seed) for seed, text in texts.items() for of, rest in read_protocol(text) if of == topic]
+            for sentences, seeds in _largest(stated) if topic in _BOUNDS else _merge(stated):
                 is_whole = len(seeds) == len(texts)
                 whole[topic][sentences] = whole[topic].get(sentences, 0) + is_whole
                 found.setdefault(sentences, []).append(label if is_whole else f"{label}, {_seeds(seeds)}")
@@ -130,11 +130,11 @@ def join_labels(labels: Sequence[str]) -> str:
     return ("; " if any("," in label for label in labels) else ", ").join(labels)
 
 
-def _largest(said: Sequence[tuple[str, int]]) -> list[tuple[str, list[int]]]:
+def _largest(stated: Sequence[tuple[str, int]]) -> list[tuple[str, list[int]]]:
     """Of sentences with an epsilon, the one with the largest: it holds for all seeds that have one."""
-    sentences, seeds = [sentence for sentence, _ in said], [seed for _, seed in said]
+    sentences, seeds = [sentence for sentence, _ in stated], [seed for _, seed in stated]
     if len(set(sentences)) < 2:
-        return [(sentences[0], seeds)] if said else []
+        return [(sentences[0], seeds)] if stated else []
     return [(f"{max(sentences, key=said_epsilon)} That is the largest of {len(sentences)} runs.", seeds)]
 
 
@@ -158,13 +158,13 @@ def _split(sentence: str) -> list[str]:
     return pieces
 
 
-def _merge(said: Sequence[tuple[str, int]]) -> list[tuple[str, list[int]]]:
+def _merge(stated: Sequence[tuple[str, int]]) -> list[tuple[str, list[int]]]:
     """Sentences that differ only in numbers (sizes of a seed's test sets) become one, with the numbers' ranges.
 
     Sentences and seeds are in pairs; so are sentences and all seeds that they hold for.
     """
     alike: dict[tuple[str, ...], list[tuple[list[str], int]]] = {}
-    for sentence, seed in said:
+    for sentence, seed in stated:
         pieces = _split(sentence)
         alike.setdefault(tuple(pieces[::2]), []).append((pieces[1::2], seed))
     merged = []

@@ -140,8 +140,8 @@ def round_notes(views: Sequence[RunView]) -> list[str]:
         rounds_of.setdefault(view.title, set()).add(view.config["rounds"])
     is_matched = any(view.config.get("matched") for view in views)
     if not is_matched and len(set().union(*rounds_of.values())) > 1:
-        said = ", ".join(f"{title} {' and '.join(map(str, sorted(given)))}" for title, given in rounds_of.items())
-        found.append(f"Not all runs had the same number of rounds: {said}.")
+        counts = ", ".join(f"{title} {' and '.join(map(str, sorted(given)))}" for title, given in rounds_of.items())
+        found.append(f"Not all runs had the same number of rounds: {counts}.")
     return found
 
 

@@ -20,7 +20,7 @@ def text_table(rows: Sequence[Mapping[str, object]], most: int = 20) -> str:
 
     Args:
         rows: with the same keys, which are the titles of the columns.
-        most: rows that are shown; of more, the number is said.
+        most: rows that are shown; of more, their number is shown.
 
     Returns:
         Lines without a line break at the end; "" without rows.

@@ -165,8 +165,8 @@ class Gossip:
         if times:
             delivered.senders[client] = tuple(peer for peer in found if peer not in times)
             names = {peer: self.context.clients[peer].label for peer in times}
-            said = (f"client {names[peer]}'s message, {over:.3g} times as large as" for peer, over in times.items())
-            delivered.notes[client] = f"{LEFT_OUT}{', '.join(said)} the median of what it has"
+            left_out = (f"client {names[peer]}'s message, {over:.3g} times as large as" for peer, over in times.items())
+            delivered.notes[client] = f"{LEFT_OUT}{', '.join(left_out)} the median of what it has"
 
     def _norm(self, peer: int, message: Message) -> float:
         if self._norms.get(peer, (None, 0.0))[0] is not message:

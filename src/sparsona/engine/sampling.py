@@ -93,17 +93,17 @@ def _by_loss(draw: Draw) -> list[int]:
 def known_losses(before: Mapping[int, float], asked: Mapping[int, float | None]) -> dict[int, float]:
     """Clients' losses after a round, for the sampler that goes by them.
 
-    One that told none has the lowest of the others': were it unknown it would be asked again at once, and so would a
-    client that is gone, in nearly every round. As the others learn, its turn comes again.
+    One that reported none has the lowest of the others': were it unknown it would be asked again at once, and so would
+    a client that is gone, in nearly every round. As the others learn, its turn comes again.
 
     Args:
         before: the losses before the round.
-        asked: those that clients of the round told; None, or not a finite number: none.
+        asked: those that clients of the round reported; None, or not a finite number: none.
     """
-    told = {client: loss for client, loss in asked.items() if loss is not None and is_usable(loss)}
-    others = {client: loss for client, loss in before.items() if client not in asked} | told
+    reported = {client: loss for client, loss in asked.items() if loss is not None and is_usable(loss)}
+    others = {client: loss for client, loss in before.items() if client not in asked} | reported
     lowest = min(others.values(), default=0.0)
-    return {**others, **dict.fromkeys(sorted(asked.keys() - told.keys()), lowest)}
+    return {**others, **dict.fromkeys(sorted(asked.keys() - reported.keys()), lowest)}
 
 
 SAMPLERS = {

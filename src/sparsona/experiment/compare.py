@@ -687,31 +687,38 @@ def play_in_processes(
             reported[folder] = found
             observers.on_progress(found)
 
+    receivers = observers.of_records()
     with TemporaryDirectory(prefix="sparsona-") as kept:
-        records = {folder: Path(kept) / f"{place}.pickle" for place, (folder, _, _) in enumerate(planned)}
+        # Records may be large: they are kept only if somebody receives them.
+        heard = [] if receivers.is_empty else [folder for folder, _, _ in planned]
+        records = {folder: Path(kept) / f"{place}.pickle" for place, folder in enumerate(heard)}
         try:
             with processes(jobs) as pool:
                 while waiting or running:
                     while waiting and len(running) < jobs:  # none waits inside the pool: what is reported has begun
                         folder, config = waiting.popleft()
                         values = config.model_dump(mode="json")
-                        future = pool.submit(unless_stopped, _play_run, str(folder), values, given, records[folder])
+                        future = pool.submit(unless_stopped, _play_run, str(folder), values, given, records.get(folder))
                         running[future] = folder, config
                         report(folder, config)
                     for future in wait(running, PROGRESS_SECONDS, FIRST_COMPLETED).done:
                         folder, config = running.pop(future)
                         if isinstance(error := future.exception(), BrokenProcessPool):
                             raise error
+                        try:
+                            if folder in records:
+                                pass_on(records[folder], receivers)
+                        except Exception as other:  # as with one job, an observer's error is that of its run
+                            error = error or other
                         if error is not None:
                             failures[folder] = error
-                        pass_on(records[folder], observers.of_records())
                         report(folder, config, "" if error is None else "failed", is_over=True)
                     for folder, config in running.values():
                         report(folder, config)
         except BaseException as error:
             for path in records.values():  # of runs that were stopped with this one
                 try:
-                    pass_on(path, observers.of_records())
+                    pass_on(path, receivers)
                 except Exception as other:
                     error.add_note(f"an observer failed at the end, too: {other!r}")
             raise
@@ -735,13 +742,13 @@ def _saved(folder: Path, config: RunConfig, title: str, doing: str, is_over: boo
     return ProgressUpdate(title, config.seed, completed, config.rounds, doing, seconds, is_over)
 
 
-def _play_run(path: str, values: dict[str, Any], given: bytes, records: Path) -> None:
-    """One run of a comparison, in a process; `records` is the file in which they are kept for observers."""
+def _play_run(path: str, values: dict[str, Any], given: bytes, records: Path | None) -> None:
+    """One run of a comparison, in a process; `records` is the file in which they are kept for observers, if any."""
     import cloudpickle
 
     federation, model, functions, rows = cloudpickle.loads(given)
     folder, config = Path(path), validate(RunConfig, values, path).with_functions(functions)
-    observers = ObserverList([Keeper(records)])
+    observers = ObserverList([] if records is None else [Keeper(records)])
     row = rows.get(config.method)
     if (folder / "config.json").exists():
         resume_run(folder, federation, model, observers, method=row, functions=functions)

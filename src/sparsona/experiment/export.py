@@ -139,8 +139,8 @@ class Exporter:
         about = self._about(found, examples, kind)
         trial = Trial(examples, self._folder.facts.targets, found.predict)
         num_before = self._folder.facts.num_parameters + self._folder.facts.num_frozen
-        told = about if card else {key: about[key] for key in NEEDED if key in about}
-        sizes, largest = write_model(path, kind, module, trial, told, num_before, sparse)
+        metadata = about if card else {key: about[key] for key in NEEDED if key in about}
+        sizes, largest = write_model(path, kind, module, trial, metadata, num_before, sparse)
         beside = None
         if card:
             beside = path.with_name(f"{path.name}.md")

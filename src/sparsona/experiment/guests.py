@@ -39,8 +39,8 @@ def joint_digest(digests: Sequence[str]) -> str:
 
 def agreed_names(terms: Terms, guests: Iterable[Guest]) -> tuple[str, ...]:
     """What classes are called in a run, by its file or by the clients that have names; empty: nobody has any."""
-    told = {guest.class_names for guest in guests if guest.class_names}
-    return terms.class_names or (told.pop() if len(told) == 1 else ())
+    named = {guest.class_names for guest in guests if guest.class_names}
+    return terms.class_names or (named.pop() if len(named) == 1 else ())
 
 
 def with_guests(

@@ -115,8 +115,8 @@ class Leakage:
         else:
             epsilon = show_epsilon(self.private.epsilon)
             clear = f", and not {', '.join(self.private.in_the_clear)}" if self.private.in_the_clear else ""
-            said = f"Epsilon: {epsilon} at delta {self.private.privacy.delta:g}; it covers values{clear}."
-            texts.append(f"{said} {self.private.condition}".strip())
+            spent = f"Epsilon: {epsilon} at delta {self.private.privacy.delta:g}; it covers values{clear}."
+            texts.append(f"{spent} {self.private.condition}".strip())
         return texts
 
     def as_dict(self) -> dict[str, Any]:

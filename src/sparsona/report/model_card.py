@@ -306,18 +306,20 @@ def _feed(packing: Packing | None) -> str:
 
 def _trust(card: Card) -> list[str]:
     """Who lied, what was done about it, and what privacy was spent, as the protocol of the run has them."""
-    facts, config, said = card.facts, card.config, []
+    facts, config, sentences = card.facts, card.config, []
     if (attack := config.get("attack")) is not None:
         if card.client in facts.attackers:
-            said.append("THIS CLIENT ATTACKED: its model is of no use but to study the attack.")
-        said.append(f"{read_attack(attack).who(len(facts.attackers), len(facts.sizes) - config['novel'])}.")
+            sentences.append("THIS CLIENT ATTACKED: its model is of no use but to study the attack.")
+        sentences.append(f"{read_attack(attack).who(len(facts.attackers), len(facts.sizes) - config['novel'])}.")
     if (mean := read_mean(config.get("mean", PLAIN))) is not None:
-        said.append(mean.describe(facts.peers).strip())
+        sentences.append(mean.describe(facts.peers).strip())
     if private := (card.summary or {}).get("privacy"):
-        said.append(Spent.of_brief(private).sentence())
+        sentences.append(Spent.of_brief(private).sentence())
     elif text := config.get("privacy"):
-        said.append(f"Differential privacy: {read_privacy(text).describe()}; `sparsona privacy` says what was spent.")
-    return [escape_markdown(one) for one in said]
+        sentences.append(
+            f"Differential privacy: {read_privacy(text).describe()}; `sparsona privacy` says what was spent."
+        )
+    return [escape_markdown(one) for one in sentences]
 
 
 def _limits(card: Card) -> list[str]:

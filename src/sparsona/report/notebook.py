@@ -31,10 +31,10 @@ def results_html(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) ->
         shown = "".join(f"<td>{f'<b>{escape(c.text)}</b>' if c.best else escape(c.text)}</td>" for c in cells)
         rows.append(f"<tr><th>{escape(row.label)}</th>{shown}</tr>")
     unequal = differing(views)
-    said = notes(views, missing)
-    said += [f"What differs between the methods: {'; '.join(unequal)}."] if unequal else []
+    sentences = notes(views, missing)
+    sentences += [f"What differs between the methods: {'; '.join(unequal)}."] if unequal else []
     return (
         f"<p>{escape(answer(views))}</p>"
         f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-        + "".join(f"<p><small>{escape(one.replace('`', ''))}</small></p>" for one in said)
+        + "".join(f"<p><small>{escape(one.replace('`', ''))}</small></p>" for one in sentences)
     )

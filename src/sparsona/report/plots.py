@@ -413,8 +413,8 @@ def _add_patience(figure: Figure, group: Group, index: int, measure: Measure, ag
     """What patience goes by on validation data, where that is the figure that is drawn."""
     curves = [dict(view.patience_curve) for view in group.views if view.patience_name == measure.name]
     if len(curves) == len(group.views) and len(rounds := common_rounds(curves)) > 1:
-        said = f"{measure.title} on validation data, by which a run with patience stops"
-        _add_thin_line(figure, group, index, "validation", said, curves, rounds, against, hidden)
+        title = f"{measure.title} on validation data, by which a run with patience stops"
+        _add_thin_line(figure, group, index, "validation", title, curves, rounds, against, hidden)
 
 
 def _add_thin_line(
@@ -422,7 +422,7 @@ def _add_thin_line(
     group: Group,
     index: int,
     label: str,
-    said: str,
+    title: str,
     curves: Sequence[Mapping[int, float]],
     rounds: Sequence[int],
     against: str,
@@ -436,7 +436,7 @@ def _add_thin_line(
         name=name,
         mode="lines",
         line={"color": colour_at(index), "width": 1.5, "dash": "dot"},
-        customdata=[f"{said}, round {r}" for r in rounds],
+        customdata=[f"{title}, round {r}" for r in rounds],
         hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}{measure.unit}<br>%{{customdata}}<extra></extra>",
         visible="legendonly" if hidden else True,
     )

@@ -383,6 +383,10 @@ class ObserverList:
         self._observers = [make_observer(one) if isinstance(one, str) else one for one in observers]
         self._receivers = {event: [_receiver(one, event) for one in self._observers] for event in EVENTS}
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._observers
+
     def of_records(self) -> ObserverList:
         """Those that are to receive the records of a run when it is over: all but bars and the like."""
         return ObserverList(one for one in self._observers if not getattr(one, "is_live", False))

@@ -929,20 +929,20 @@ def explain_record_errors(path: Path) -> Iterator[None]:
     except (sqlite3.Error, UnicodeDecodeError) as error:  # a damaged file may have names that are no text
         text = str(error)
         full, locked = "full" in text or "disk I/O" in text, "locked" in text or "busy" in text
-        said, expected, hint = "used", WRITTEN, "restore the file from a copy, or start the run again in another folder"
+        what, expected, hint = "used", WRITTEN, "restore the file from a copy, or start the run again in another folder"
         if full:
-            said, expected = "written: the disk is full", "free space"
+            what, expected = "written: the disk is full", "free space"
             hint = "free some space, then `sparsona resume` this run: what was written before is intact"
         elif locked:
-            said, expected = "written: another program has them open", "a file that no other program writes to"
+            what, expected = "written: another program has them open", "a file that no other program writes to"
             hint = "close it, then `sparsona resume` this run: what was written before is intact"
         elif "readonly" in text:
-            said, expected = "read: their writer was killed, and left a journal", "a folder that can be written to"
+            what, expected = "read: their writer was killed, and left a journal", "a folder that can be written to"
             hint = "copy the folder to where it can be, and use the copy: what was not finished is taken back there"
         elif "interrupted" in text:
-            said = "read: a query took longer than any file of this size needs"
+            what = "read: a query took longer than any file of this size needs"
         kind = MachineError if full or locked else SparsonaError
-        raise kind(f"the records in '{path}' could not be {said} ({text})", expected=expected, hint=hint) from error
+        raise kind(f"the records in '{path}' could not be {what} ({text})", expected=expected, hint=hint) from error
 
 
 def pack_confusion(confusion: Any) -> bytes | None:

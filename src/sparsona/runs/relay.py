@@ -40,7 +40,7 @@ class Keeper:
 
 
 def pass_on(path: Path, observers: ObserverList) -> None:
-    """Give observers the records that were kept, and remove the file.
+    """Give observers the records that were kept, and remove the file, also if one of them fails.
 
     Args:
         path: the file of a `Keeper`, written by a process of ours; it need not exist.
@@ -48,11 +48,13 @@ def pass_on(path: Path, observers: ObserverList) -> None:
     """
     if not path.exists():
         return
-    with path.open("rb") as file:
-        while True:
-            try:
-                event, record = pickle.load(file)
-            except (EOFError, pickle.UnpicklingError):  # the end, or a record that a killed process was writing
-                break
-            getattr(observers, event)(record)
-    path.unlink()
+    try:
+        with path.open("rb") as file:
+            while True:
+                try:
+                    event, record = pickle.load(file)
+                except (EOFError, pickle.UnpicklingError):  # the end, or a record that a killed process was writing
+                    break
+                getattr(observers, event)(record)
+    finally:
+        path.unlink()

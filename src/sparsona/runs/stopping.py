@@ -234,12 +234,12 @@ def scores_of(
 def recorded_patience(records: Records, facts: RunFacts, metric: str | None, min_delta: float) -> Patience:
     """How scores went by the records of a run, in the order of rounds, at the point that patience goes by."""
     point = validation_point(facts.point)
-    told: dict[tuple[int, int], dict[str, float]] = {}  # metrics have rows of their own
+    metrics: dict[tuple[int, int], dict[str, float]] = {}  # metrics have rows of their own
     for one in records.metrics(point=point):
-        told.setdefault((one.completed, one.client), {})[one.name] = one.value
+        metrics.setdefault((one.completed, one.client), {})[one.name] = one.value
     seen = Patience()
     for completed, rows in groupby(records.evaluations(point=point), key=lambda row: row.completed):
-        found = ((row, told.get((completed, row.client), {})) for row in rows)
+        found = ((row, metrics.get((completed, row.client), {})) for row in rows)
         seen = seen.after(completed, scores_of(metric, found, facts.is_regression), min_delta)
     return seen
 
