@@ -115,6 +115,22 @@ def test_unequal_work_is_noted_where_nothing_was_matched(make_view: Callable[...
     assert "not equal work. Training took Local 1.00 GFLOP, FedAvg 1.10 GFLOP, FedSpa (DST) 2.00 GFLOP." in note
     assert notes(views[:2]) == []
     assert notes([make_view("Local"), make_view("FedAvg")]) == []  # not known
+    assert notes([dataclasses.replace(equal[0], unfinished_at=7), with_steps("FedAvg", 1210)]) == [
+        "Local has not finished: round 7 of 50."  # it was to train longer
+    ]
+
+
+def test_clients_that_never_trained_are_noted(make_view: Callable[..., RunView]) -> None:
+    def with_untrained(title: str, num: int, seed: int = 0) -> RunView:
+        view = make_view(title, seed=seed)
+        block = {"untrained": {"clients": num, "of": 30}} if num else {}
+        return dataclasses.replace(view, summary=view.summary | block)
+
+    end = "never trained, as no round sampled them: their figures are of models that were not trained on their data."
+    both = [with_untrained("Local", 6), with_untrained("FedAvg", 6)]
+    assert notes(both) == [f"6 of 30 clients {end}"]
+    assert notes([both[0], with_untrained("FedAvg-FT", 0)]) == [f"6 of 30 clients (Local) {end}"]
+    assert notes([both[0], with_untrained("Local", 4, seed=1)]) == [f"Up to 6 of 30 clients {end}"]
 
 
 def test_every_form_of_the_table_says_what_its_reader_must_know(make_view: Callable[..., RunView]) -> None:

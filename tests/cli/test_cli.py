@@ -50,7 +50,7 @@ def test_json_alone_on_stdout_with_the_promised_keys(say, tmp_path):
     assert said.out.count("\n") == 1
     summary = json.loads(said.out)
     promised = {"run", "method", "protocol", "accuracy", "bytes", "flops", "turns", "steps", "rounds", "seconds"}
-    assert set(summary) == promised | {"pipeline", "classes", "evaluation_bytes"}
+    assert set(summary) == promised | {"pipeline", "classes", "evaluation_bytes", "untrained"}
     assert set(summary["accuracy"]) == ACCURACY
     assert set(summary["bytes"]) == BYTES | PAPER_BYTES
     assert set(summary["flops"]) == {"train", "mask_search"}

@@ -450,3 +450,13 @@ def test_a_stored_comparison_is_loaded_without_data(tmp_path):
     with pytest.raises(SparsonaError, match="is a comparison") as told:
         sp.load(path)
     assert "load_comparison" in told.value.hint
+
+
+def test_clients_that_no_round_sampled_are_counted(tmp_path):
+    options = {"clients": 4, "rounds": 1, "data_rate": 0.2, "executor": "serial", "progress": False, "epochs": 1}
+    one = sp.train("local", out=tmp_path / "one", per_round=1, **options)
+    all_of_them = sp.train("local", out=tmp_path / "all", per_round=4, **options)
+    tuned = sp.train("fedavg-ft", out=tmp_path / "tuned", per_round=1, **options)  # every client is tuned
+    assert one.summary["untrained"] == {"clients": 3, "of": 4}
+    assert "untrained" not in all_of_them.summary | tuned.summary
+    assert "'one': 3 of 4 clients never trained." in all_of_them.clients(one).notes

@@ -28,7 +28,8 @@ def test_what_a_prompt_prints(both: Comparison) -> None:
     assert repr(both).startswith("Comparison(2 runs, '")
     assert "serves clients best" in repr(both)
     lines = repr(both).splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["method", "Local", "FedAvg"]
+    assert [line.split()[0] for line in lines[2:5]] == ["method", "Local", "FedAvg"]
+    assert lines[5].startswith("note: ")
     assert max(map(len, lines[1:])) < 120
     first, second = repr(both.runs[1]).splitlines()
     assert first.startswith("Run(fedavg, 2 rounds, accuracy ")
@@ -80,7 +81,7 @@ def test_figures_are_plotly_objects(both: Comparison) -> None:
 
 def test_tables_in_files(both: Comparison, tmp_path: Path) -> None:
     assert (tmp_path / "a.tex", both.to_latex(tmp_path / "a.tex"))[0].read_text() == both.to_latex()
-    assert both.to_markdown().count("\n") == 4
+    assert [line[:1] for line in both.to_markdown().splitlines()].count("|") == 4
     assert both.runs[0].to_csv(per="client").count("\n") == 5
     frame = both.to_frame("client")
     assert isinstance(frame, pandas.DataFrame)

@@ -183,7 +183,7 @@ def test_observers_and_tables_have_metrics_and_say_for_how_many_clients(tmp_path
     assert [one.client for one in known] == [0, 1]
     assert seen[0].metrics["auc"] == pytest.approx(np.mean([one.metrics["auc"] for one in known]))
     assert all(row["AUC"] for row in both.table())
-    assert f"AUC is defined for {len(known)} of 4 clients of Local" in both.notes()[0]
+    assert f"AUC is defined for {len(known)} of 4 clients of Local" in " ".join(both.notes())
     assert {"metric_auc"} <= set(both.figures()[0])
 
 

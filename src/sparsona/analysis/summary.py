@@ -108,6 +108,7 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     blocks = {"heard": heard(folder), "diverged": divergences(folder), "conditions": conditions(folder)}
     private = spent_privacy(folder)
     blocks |= {"privacy": None if private is None else private.brief(), "early_stop": early_stop(folder)}
+    blocks["untrained"] = untrained(folder, count)
     for name, block in blocks.items():
         if block is not None:
             summary[name] = block
@@ -129,6 +130,13 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         if (mean := mean_at(folder, completed, other)) is not None:
             summary.setdefault("other_points", {})[other] = mean
     return summary
+
+
+def untrained(folder: RunFolder, count: np.ndarray) -> dict[str, int] | None:
+    """How many clients made no step, of those with test examples (`count`); None: all or none made one."""
+    trained, tested = folder.records.trained_clients(), set(np.flatnonzero(count).tolist())
+    never = tested - trained
+    return {"clients": len(never), "of": len(tested)} if trained and never else None
 
 
 def effort(folder: RunFolder) -> dict[str, dict[str, int]]:

@@ -15,6 +15,7 @@ from sparsona.analysis.format import UNKNOWN, human_flops, percent, signed
 from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.heard import divergence_note
 from sparsona.analysis.measure import ACCURACY, Measure
+from sparsona.analysis.protocol import join_labels
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
 from sparsona.core.targets import TITLES
@@ -108,10 +109,10 @@ def differences(views: Sequence[RunView], in_print: bool = True) -> list[dict[st
 
 def notes(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -> list[str]:
     """What every table says to its reader, also one that is pasted elsewhere: runs that failed, have not finished, had
-    more rounds than others or ended early, turns that diverged, and methods that did not get the same work, though
-    nothing else was matched."""
+    more rounds than others or ended early, clients that never trained, turns that diverged, and methods that did not
+    get the same work, though nothing else was matched."""
     found = [*(f"{one.sentence}." for one in missing), *round_notes(views), *_early_stops(views)]
-    found += [*_divergences(views), *_undefined_notes(views), *_effort_notes(views)]
+    found += [*_untrained_notes(views), *_divergences(views), *_undefined_notes(views), *_effort_notes(views)]
     if ways := ways_of_running(views):
         found.append(f"There is no column of seconds: runs were executed in different ways ({', '.join(ways)}).")
     return found
@@ -143,6 +144,24 @@ def round_notes(views: Sequence[RunView]) -> list[str]:
         counts = ", ".join(f"{title} {' and '.join(map(str, sorted(given)))}" for title, given in rounds_of.items())
         found.append(f"Not all runs had the same number of rounds: {counts}.")
     return found
+
+
+def _untrained_notes(views: Sequence[RunView]) -> list[str]:
+    """Clients whose figures are of models that were not trained on their data: Local's are then the initial one."""
+    found: dict[str, list[str]] = {}
+    groups = group_views(views)
+    for group in groups:
+        known = [one for view in group.views if (one := view.summary.get("untrained"))]
+        if known:
+            most, of = max((one["clients"], one["of"]) for one in known)
+            upto = "up to " * (len({one["clients"] for one in known}) > 1 or len(known) < len(group.views))
+            found.setdefault(f"{upto}{most:,} of {of:,} clients", []).append(group.label)
+    texts = []
+    for who, labels in found.items():
+        whose = "" if len(labels) == len(groups) else f" ({join_labels(labels)})"
+        why = "as no round sampled them: their figures are of models that were not trained on their data"
+        texts.append(f"{who[0].upper()}{who[1:]}{whose} never trained, {why}.")
+    return texts
 
 
 def _divergences(views: Sequence[RunView]) -> list[str]:
@@ -179,6 +198,8 @@ def _undefined_notes(views: Sequence[RunView]) -> list[str]:
 
 def _effort_notes(views: Sequence[RunView]) -> list[str]:
     """Who took more local steps than others; where these are matched, who took more FLOPs for them."""
+    if any(view.unfinished_at is not None for view in views):
+        return []  # they were to train longer
     matched = [known for view in views if isinstance(known := view.config.get("matched"), dict)]
     see = "(docs/experiments.md, fair comparisons)."
     if not matched:
