@@ -148,7 +148,6 @@ def federate(
     of_owners, whose, known = None, None, None
     if owners is not None:
         owners, of_owners = owner_names(owners)
-        owners = validate.check_owners(owners).numpy()
         whose = owners, of_owners
     (y,), classes = name_classes([table.y], [""], classes, whose)
     packing = None
