@@ -217,17 +217,29 @@ def test_columns_of_a_frame_whose_labels_are_apart():
         pandas.Series(["east", "west", None] * 8),
         pandas.Series(["east", "west", None] * 8, dtype="string"),
         pandas.Series(["east", "west"] * 12, dtype="category"),
+        pandas.Series([3.0, 4.0, 5.0] * 8),
+        pandas.Series([2**60, 2**60 + 1, None] * 8, dtype="Int64"),
     ],
-    ids=["numbers", "texts", "texts with NA", "categories"],
+    ids=["numbers", "texts", "texts with NA", "categories", "floats", "large numbers with NA"],
 )
 def test_owners_that_are_a_column_are_no_input(owners):
     """A model would learn who somebody is."""
     table = pandas.DataFrame({"age": X[:, 0], "ward": owners, "y": Y})
     for data in ((table,), (table[["age", "ward"]], Y), ({"age": X[:, 0], "ward": np.asarray(owners), "y": Y},)):
-        for given in (owners, owners.tolist()):
+        for given in (owners, owners.tolist(), [str(one) for one in owners]):
             with pytest.raises(SparsonaError, match=r"'ward' has the owners(.|\n)*owner='ward' in place"):
                 federate(*data, owners=given)
     assert federate(table[["age", "ward"]], Y, owner="ward").input_shape == (1,)
+
+
+@pytest.mark.parametrize("owners", [[3, 4, 5] * 8, [0.5, 1.5, 2.5] * 8, [True, False] * 12, ["east", "west"] * 12])
+def test_owners_that_are_a_column_of_a_published_split_are_no_input(owners):
+    table = pandas.DataFrame({"age": X[:, 0], "ward": owners, "y": Y})
+    for given in (table.ward, owners, [str(one) for one in owners]):
+        with pytest.raises(SparsonaError, match=r"'ward' has the owners(.|\n)*owner='ward' in place"):
+            federate({"test": table[16:], "train": table[:16]}, owners=given)
+    as_names = table.assign(ward=[str(one) for one in owners])
+    assert federate({"train": as_names[:16], "test": as_names[16:]}, owner="ward").input_shape == (1,)
 
 
 def test_a_column_that_is_no_owner_or_is_named_is_an_input():

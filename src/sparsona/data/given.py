@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import isclose
 from numbers import Number
 from typing import Any
 
@@ -41,6 +42,8 @@ AS_NAMES = (  # a hint
     'owners=[str(one) for one in owners], or frame["COLUMN"].astype(str), makes names of them; write "" where one is '
     "missing"
 )
+# Texts that str() makes of missing and truth values, and what an input column has in their place.
+_AS_NUMBER = {"": "nan", "None": "nan", "<NA>": "nan", "True": "1", "False": "0"}
 MAX_EXAMPLES = 100_000_000  # of an iterable dataset, which may have no end
 
 
@@ -147,7 +150,9 @@ def read_pool(x: Any, y: Any, columns: Columns, seed: int) -> Given:
             expected='"train" and "test": the published split',
             hint="validation examples are taken out of each client's training examples, see validation_rate",
         )
-    parts = {part: read_examples(x[part], f"the data, {part}", columns, seed) for part in ("train", "test")}
+    # Owners are those of all rows, training first: whether a column has them is seen in the training rows.
+    of_part = {"train": columns, "test": replace(columns, owners=None)}
+    parts = {part: read_examples(x[part], f"the data, {part}", mine, seed) for part, mine in of_part.items()}
     first = parts["train"]
 
     def joined(name: str) -> Any:
@@ -460,9 +465,9 @@ def _refuse_owners_among(inputs: Mapping[str, Any], where: str, columns: Columns
     if columns.owners is None or columns.inputs is not None:
         return
     given = columns.owners  # numpy would make a text of NaN in a list
-    owners = np.array(given, dtype=object) if isinstance(given, list | tuple) else as_array("owners", given, "")
+    owners = np.array(given, dtype=object) if isinstance(given, list | tuple) else _exact(given)
     for name, column in inputs.items():
-        if _are_same(np.asarray(column), owners):
+        if _are_same(_exact(column), owners):
             raise SparsonaError(
                 f"{where}: the column '{clean_name(name)}' has the owners, and is among the inputs",
                 expected="inputs that do not say whose an example is",
@@ -471,13 +476,27 @@ def _refuse_owners_among(inputs: Mapping[str, Any], where: str, columns: Columns
 
 
 def _are_same(values: Array, others: Array) -> bool:
-    if values.ndim != 1 or values.shape != others.shape:
+    """Whether values are the first of others, or all, as a model would see them."""
+    if values.ndim != 1 or others.ndim != 1 or not 0 < len(values) <= len(others):
         return False
-    pairs = zip(values.tolist(), others.tolist(), strict=True)
+    for value, other in zip(values.tolist(), others.tolist(), strict=False):
+        one, two = _as_number(value), _as_number(other)
+        if isinstance(one, float) and isinstance(two, float):
+            if not isclose(one, two, rel_tol=2**-24):  # inputs become float32
+                return False
+        elif one != two:
+            return False
+    return True
+
+
+def _as_number(value: Any) -> float | str | None:
+    """The number that a value is or is written as: 5, 5.0 and '5' are one owner. None: it is missing; else a text."""
+    text = (value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)).strip()
     try:
-        return all(_is_missing(other) if _is_missing(one) else bool(one == other) for one, other in pairs)
-    except (TypeError, ValueError):  # cells that are arrays, or of which one is missing
-        return False
+        number = float(_AS_NUMBER.get(text, text))
+    except ValueError:
+        return text
+    return number if number >= 0 else None
 
 
 def _frame_inputs(columns: Mapping[str, Any], where: str) -> Array:
