@@ -434,6 +434,11 @@ def test_what_is_refused(kind):
         ((X, Y), {"owners": ["a", "b"]}, "2 owners for 24 examples"),
         ((X, Y), {"owners": ["a", "b", "b "] * 8}, r"owners that differ in white space alone: 'b' and 'b '"),
         ((frame(y=Y.tolist()),), {"owners": "ward"}, r"owners = 'ward', a text(.|\n)*owner='ward'"),
+        (
+            (frame(y=Y.tolist(), ward=["e", "w"] * 12),),
+            {"owner": "ward", "owners": [0, 1] * 12},
+            "owner='ward' together with owners=",
+        ),
         ((X, Y), {"owner": "ward"}, r"owner= names a column, and x is a ndarray(.|\n)*owners="),
         ((frame(), Y), {"target": "a"}, "target='a' together with y"),
         ((X, NAMES[Y]), {"clients": 2, "class_names": ["ant", "bee", "cows"]}, r"label in y: 'cow'(.|\n)*did you mean"),
