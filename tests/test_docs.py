@@ -92,13 +92,16 @@ def test_a_table_as_data(tmp_path, monkeypatch, capsys):
         for word in ("visits.csv", "clamp_min")
     )
     monkeypatch.chdir(tmp_path)
-    lines = [f"{20 + k},{120 + k % 7},{k % 3},{k % 2},{'north' if k % 4 else 'south'}" for k in range(60)]
+    hospitals = ["south", "north", "north", "north", ""]
+    lines = [f"{20 + k},{120 + k % 7},{k % 3},{k % 2},{hospitals[k % 5]}" for k in range(60)]
     Path("visits.csv").write_text("\n".join(["age,pressure,dose,diagnosis,hospital", *lines]))
     exec(to_npz, found := {"sp": sp, "torch": torch})
     found |= dict(zip(("x", "y", "owners"), read_new(Path("visits.npz")), strict=True))
     exec(scaling, found)
     assert found["federation"].client_names == ("north", "south")
-    assert "1 of 3 inputs are large" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "12 of 60 examples have no owner" in said
+    assert "1 of 3 inputs are large" in said
     seen = torch.cat([client.examples("train").inputs for client in found["federation"]])
     assert seen.mean(0).abs().max() < 1e-5
     assert (seen.std(0) - 1).abs().max() < 1e-5

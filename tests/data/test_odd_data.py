@@ -217,17 +217,29 @@ def test_columns_of_a_frame_whose_labels_are_apart():
         pandas.Series(["east", "west", None] * 8),
         pandas.Series(["east", "west", None] * 8, dtype="string"),
         pandas.Series(["east", "west"] * 12, dtype="category"),
+        pandas.Series([3.0, 4.0, 5.0] * 8),
+        pandas.Series([2**60, 2**60 + 1, None] * 8, dtype="Int64"),
     ],
-    ids=["numbers", "texts", "texts with NA", "categories"],
+    ids=["numbers", "texts", "texts with NA", "categories", "floats", "large numbers with NA"],
 )
 def test_owners_that_are_a_column_are_no_input(owners):
     """A model would learn who somebody is."""
     table = pandas.DataFrame({"age": X[:, 0], "ward": owners, "y": Y})
     for data in ((table,), (table[["age", "ward"]], Y), ({"age": X[:, 0], "ward": np.asarray(owners), "y": Y},)):
-        for given in (owners, owners.tolist()):
+        for given in (owners, owners.tolist(), [str(one) for one in owners]):
             with pytest.raises(SparsonaError, match=r"'ward' has the owners(.|\n)*owner='ward' in place"):
                 federate(*data, owners=given)
     assert federate(table[["age", "ward"]], Y, owner="ward").input_shape == (1,)
+
+
+@pytest.mark.parametrize("owners", [[3, 4, 5] * 8, [0.5, 1.5, 2.5] * 8, [True, False] * 12, ["east", "west"] * 12])
+def test_owners_that_are_a_column_of_a_published_split_are_no_input(owners):
+    table = pandas.DataFrame({"age": X[:, 0], "ward": owners, "y": Y})
+    for given in (table.ward, owners, [str(one) for one in owners]):
+        with pytest.raises(SparsonaError, match=r"'ward' has the owners(.|\n)*owner='ward' in place"):
+            federate({"test": table[16:], "train": table[:16]}, owners=given)
+    as_names = table.assign(ward=[str(one) for one in owners])
+    assert federate({"train": as_names[:16], "test": as_names[16:]}, owner="ward").input_shape == (1,)
 
 
 def test_a_column_that_is_no_owner_or_is_named_is_an_input():
@@ -422,6 +434,11 @@ def test_what_is_refused(kind):
         ((X, Y), {"owners": ["a", "b"]}, "2 owners for 24 examples"),
         ((X, Y), {"owners": ["a", "b", "b "] * 8}, r"owners that differ in white space alone: 'b' and 'b '"),
         ((frame(y=Y.tolist()),), {"owners": "ward"}, r"owners = 'ward', a text(.|\n)*owner='ward'"),
+        (
+            (frame(y=Y.tolist(), ward=["e", "w"] * 12),),
+            {"owner": "ward", "owners": [0, 1] * 12},
+            "owner='ward' together with owners=",
+        ),
         ((X, Y), {"owner": "ward"}, r"owner= names a column, and x is a ndarray(.|\n)*owners="),
         ((frame(), Y), {"target": "a"}, "target='a' together with y"),
         ((X, NAMES[Y]), {"clients": 2, "class_names": ["ant", "bee", "cows"]}, r"label in y: 'cow'(.|\n)*did you mean"),
@@ -475,9 +492,64 @@ def test_examples_without_an_owner_are_counted(capsys):
     published = sp.federate(X, Y, owners=numbers, name="published", num_train=12, test="natural")
     assert published.num_clients == 2
     assert "published: 8 of 24 examples have no owner" in capsys.readouterr().err
-    for wrong in ([0.5, *numbers[1:]], [float(i % 3) for i in range(24)], [np.inf, *numbers[1:]]):
-        with pytest.raises(SparsonaError, match=r"owners are (float64|object) of shape"):
+
+
+def test_owners_that_are_whole_are_numbers_of_any_type():
+    numbers = [i % 3 for i in range(24)]
+    for whole in (
+        np.array(numbers, np.float32),
+        [float(one) for one in numbers],
+        np.array(numbers, np.uint64),
+        torch.tensor(numbers, dtype=torch.float64),
+        pandas.Series(numbers, dtype="Float64"),
+        np.array(numbers, dtype=object),
+    ):
+        assert sp.federate(X, Y, owners=whole).client_owners == (0, 1, 2)
+    assert sp.federate(X, Y, owners=np.array(numbers) * 1.0 - 1).client_owners == (0, 1)  # below 0: unknown
+    gaps = [None if i == 3 else one for i, one in enumerate(numbers)]
+    for wrong, said in (
+        ([0.5, *gaps[1:]], r"object of shape \(24,\): 1 of 1 are not whole\n"),
+        ([np.inf, *gaps[1:]], r"object of shape \(24,\): 1 of 1 are infinite\n"),
+        (np.array([np.inf, *numbers[1:]]), r"float64 of shape \(24,\): 1 of 24 are infinite\n"),
+        (np.array([np.inf, 0.5, np.nan, *numbers[3:]]), "1 of 23 are not whole, 1 of 23 are infinite\n"),
+        ([True, None] * 12, "object of shape .*: NoneType, bool\n"),
+    ):
+        with pytest.raises(SparsonaError, match=f"owners are .*{said}"):
             sp.federate(X, Y, owners=wrong)
+
+
+def test_numbers_of_owners_are_exact_or_refused():
+    """Rounded, different people would be one client."""
+    first = 1234567890123456789
+    people = [None if i == 3 else first + i % 3 for i in range(24)]
+    column = pandas.Series(people, dtype="Int64")
+    table = pandas.DataFrame({"age": X[:, 0], "y": Y, "who": column})
+    expected = (first, first + 1, first + 2)
+    for owners in (
+        people,
+        [np.nan if one is None else one for one in people],
+        column,
+        column.astype("category"),
+        column.fillna(-1).to_numpy(),
+    ):
+        assert sp.federate(X, Y, owners=owners).client_owners == expected
+    assert sp.federate(table, owner="who").client_owners == expected
+    assert sp.federate({"train": table[:12], "test": table[12:]}, owner="who").client_owners == expected
+    largest = 2**63 - 1 - np.arange(24, dtype=np.uint64) % 3
+    assert sp.federate(X, Y, owners=largest).client_owners == (2**63 - 3, 2**63 - 2, 2**63 - 1)
+    for rounded, count in (
+        (column.astype("float64"), 23),
+        (2.0**53 - np.arange(24) % 2, 12),
+        (np.float32(2**24 - np.arange(24) % 2), 12),
+    ):
+        said = f"owners are float.*, and {count} of 24 are floats so large that they are rounded(.|\n)*Int64"
+        with pytest.raises(SparsonaError, match=said):
+            sp.federate(X, Y, owners=rounded)
+        with pytest.raises(SparsonaError, match=said):
+            sp.federate(table.assign(who=rounded), owner="who")
+    for owners in (largest + np.uint64(1), (largest + np.uint64(1)).tolist()):
+        with pytest.raises(SparsonaError, match=r"owners are .*, and 8 of 24 are 2\*\*63 or more(.|\n)*names of them"):
+            sp.federate(X, Y, owners=owners)
 
 
 def test_a_dict_given_to_federate_is_clients():
@@ -528,6 +600,7 @@ def test_values_of_examples_are_in_no_error():
     for arguments, options, said in (
         ((X, np.array(values)), {"task": "classification"}, "labels of type float64: 16 of 24 are not whole"),
         ((X, np.array([43.0, 47.0] * 12)), {}, "labels of type float64: all 24 are whole"),
+        ((X, np.array([43.0, np.inf] * 12)), {}, "labels of type float64: 12 of 24 are infinite"),
         ((X, objects), {}, "labels of type object: NoneType, float, str\n"),
         ((X, np.arange(41, 65)), {"num_classes": 3}, r"labels from 41 to 64 are outside the range"),
         ((X, Y), {"owners": values}, r"owners are float64 of shape \(24,\): 16 of 24 are not whole"),

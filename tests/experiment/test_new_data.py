@@ -192,6 +192,14 @@ def test_each_client_is_evaluated_on_its_own_rows(owned, capsys, name, labels, s
         run.evaluate(0, x, y, owners=owners[1:])
 
 
+@pytest.mark.parametrize("kind", ["float64", "object", "str"])
+def test_numbers_of_owners_are_found_however_they_are_stored(owned, kind):
+    x, y, owners = people([21, 24, 30])
+    rows = sp.load(owned / "runs" / "numbered").evaluate("all", x, y, owners=np.array(owners).astype(kind)).rows()
+    assert [row["owner"] for row in rows] == ["21", "24", "30"]
+    assert {row["examples"] for row in rows} == {20}
+
+
 def test_owners_of_new_data_where_clients_are_none(owned):
     run = sp.load(owned / "runs" / "shared")
     x, y, owners = people(["ana", "bo", "cy"])

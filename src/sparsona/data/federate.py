@@ -137,6 +137,12 @@ def federate(
             expected="whose each row is: a name or a number for each",
             hint=f"owner={owners!r} takes that column of a table",
         )
+    if owner is not None and owners is not None:
+        raise SparsonaError(
+            f"owner={owner!r} together with owners=",
+            expected="one of the two: each says whose each row is",
+            hint="leave one of them out; inputs=[...] names the columns that are inputs",
+        )
     table = read_pool(x, y, Columns(target, inputs, owner, owners), seed)
     if table.num_train is not None and num_train is None:
         num_train = table.num_train
@@ -148,7 +154,6 @@ def federate(
     of_owners, whose, known = None, None, None
     if owners is not None:
         owners, of_owners = owner_names(owners)
-        owners = validate.check_owners(owners).numpy()
         whose = owners, of_owners
     (y,), classes = name_classes([table.y], [""], classes, whose)
     packing = None

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import isclose
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -29,12 +31,19 @@ from sparsona.data.client_index import PARTS
 from sparsona.data.names import Names, clean_name, clean_names
 from sparsona.data.pool import Array
 from sparsona.data.readers.images import channels_first
-from sparsona.data.validate import Owners, as_array, describe_rows
+from sparsona.data.validate import Owners, as_array, describe_rows, what_is_in
 
 TARGETS = ("label", "labels", "target", "y")  # columns that are taken for the target where none is named
 NAMED = 5  # columns that a hint names
 ALL = "all"  # in place of a part: everything of a client, still to be split
 _SPACE = re.compile(r"^(?:\s|\\[tnr]|\\xa0)+|(?:\s|\\[tnr]|\\xa0)+$")  # around a name, as clean_name writes it
+MAX_OWNER = 2**63 - 1  # as a number: owners are stored as int64
+AS_NAMES = (  # a hint
+    'owners=[str(one) for one in owners], or frame["COLUMN"].astype(str), makes names of them; write "" where one is '
+    "missing"
+)
+# Texts that str() makes of missing and truth values, and what an input column has in their place.
+_AS_NUMBER = {"": "nan", "None": "nan", "<NA>": "nan", "True": "1", "False": "0"}
 MAX_EXAMPLES = 100_000_000  # of an iterable dataset, which may have no end
 
 
@@ -141,7 +150,9 @@ def read_pool(x: Any, y: Any, columns: Columns, seed: int) -> Given:
             expected='"train" and "test": the published split',
             hint="validation examples are taken out of each client's training examples, see validation_rate",
         )
-    parts = {part: read_examples(x[part], f"the data, {part}", columns, seed) for part in ("train", "test")}
+    # Owners are those of all rows, training first: whether a column has them is seen in the training rows.
+    of_part = {"train": columns, "test": replace(columns, owners=None)}
+    parts = {part: read_examples(x[part], f"the data, {part}", mine, seed) for part, mine in of_part.items()}
     first = parts["train"]
 
     def joined(name: str) -> Any:
@@ -243,15 +254,15 @@ def name_classes(
     return numbered, names
 
 
-def owner_names(owners: Any) -> tuple[Array, Names]:
-    """Owners as numbers, and their names where they are texts; missing ones are -1.
+def owner_names(owners: Any, where: str = "") -> tuple[Array, Names]:
+    """Owners as int64, and their names where they are texts; missing ones are below 0.
 
     Names are in their sorted order, which is that of `number_owners`. Whole numbers with gaps, of which frames make
     floats or objects, are whole numbers again.
     """
     texts = _texts(owners)
     if texts is None:
-        return _fill_gaps(np.asarray(owners)), None
+        return _whole_numbers(_exact(owners), where), None
     found, numbers = np.unique(texts, return_inverse=True)
     has_unknown = len(found) > 0 and found[0] == ""
     names = clean_names(found[int(has_unknown) :].tolist(), "owners")
@@ -271,17 +282,65 @@ def _refuse_twins(names: Sequence[str], what: str, argument: str) -> None:
             )
 
 
-def _fill_gaps(numbers: Array) -> Array:
-    """Whole numbers with -1 where one is missing; anything else as it is."""
-    if numbers.ndim != 1 or numbers.dtype.kind not in "fO":
-        return numbers
-    is_gap = np.array([_is_missing(value) for value in numbers.tolist()], dtype=bool)
+def _exact(values: Any) -> Array:
+    """Values as an array. Where some are missing, numpy rounds the whole numbers of a list or column to floats."""
+    array = np.asarray(values) if isinstance(values, Tensor) else as_array("owners", values, "")
+    if array.dtype != np.float64 or isinstance(getattr(values, "dtype", None), np.dtype):
+        return array
+    plain = values.to_list() if hasattr(values, "to_list") else values
+    is_rounded = isinstance(plain, list | tuple) and any(isinstance(one, int | np.integer) for one in plain)
+    return np.array(plain, dtype=object) if is_rounded else array
+
+
+def _whole_numbers(owners: Array, where: str) -> Array:
+    """Owners that are whole numbers as int64, below 0 where one is missing.
+
+    Floats too large to be exact are refused: they may be several owners, rounded to one.
+    """
+    if owners.ndim != 1 or owners.dtype.kind not in "iufO":
+        raise _no_owners(owners, where, what_is_in(owners))
+    numbers = owners
+    if owners.dtype.kind in "fO":
+        given = [None if _is_missing(one) else one for one in owners]
+        found = [-1 if one is None else _whole(one) for one in given]
+        floats: list[Any] = [one for one in given if isinstance(one, float | np.floating)]
+        if odd := [one for one, number in zip(given, found, strict=True) if number is None]:
+            are_floats = all(isinstance(one, float | np.floating) for one in odd)
+            raise _no_owners(owners, where, what_is_in(np.array(floats) if are_floats else owners))
+        if num_rounded := sum(abs(one) >= 2 / np.finfo(type(one)).eps for one in floats):  # float64: 2**53
+            raise SparsonaError(
+                f"{where}owners are {owners.dtype}, and {num_rounded:,} of {len(owners):,} are floats so large that "
+                "they are rounded: different owners may be one number already",
+                expected="whole numbers as integers, or names",
+                hint='read them as such from the start: pandas.read_csv(..., dtype={"COLUMN": "Int64"})',
+            )
+        numbers = np.array([max(number, -1) for number in found if number is not None], dtype=object)
+    if num_large := np.count_nonzero(numbers > MAX_OWNER):
+        raise SparsonaError(
+            f"{where}owners are {owners.dtype}, and {num_large:,} of {len(owners):,} are 2**63 or more",
+            expected="whole numbers below 2**63, or names",
+            hint=AS_NAMES,
+        )
+    return numbers.astype(np.int64)
+
+
+def _no_owners(owners: Array, where: str, kinds: str) -> SparsonaError:
+    return SparsonaError(
+        f"{where}owners are {owners.dtype} of shape {owners.shape}{kinds}",
+        expected="one for each example: a name, or a whole number from 0 (below 0: unknown)",
+        hint=AS_NAMES,
+    )
+
+
+def _whole(value: Any) -> int | None:
+    """A number of any type as an integer. None: it is no number, or not whole."""
+    if not isinstance(value, Number) or isinstance(value, bool):
+        return None
     try:
-        with np.errstate(invalid="ignore"):  # infinity: differs from what it becomes
-            filled = np.where(is_gap, -1, numbers).astype(np.int64)
-    except (ValueError, TypeError, OverflowError):
-        return numbers
-    return filled if is_gap.any() and (filled[~is_gap] == numbers[~is_gap]).all() else numbers
+        whole = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):  # complex, NaN of Decimal, infinity
+        return None
+    return whole if whole == value else None
 
 
 def _texts(values: Any) -> Array | None:
@@ -307,7 +366,7 @@ def _texts(values: Any) -> Array | None:
 def _is_missing(value: Any) -> bool:
     if isinstance(value, str | bytes):
         return not value
-    return value is None or (isinstance(value, float) and value != value) or repr(value) == "<NA>"
+    return value is None or (isinstance(value, float | np.floating) and value != value) or repr(value) == "<NA>"
 
 
 def _is_frame(value: Any) -> bool:
@@ -387,9 +446,7 @@ def _from_frame(frame: Any, where: str, columns: Columns, y: Any = None) -> Give
     table = {name: frame[by_name[name]] for name in (*inputs, *filter(None, (target, owner)))}
     _refuse_owners_among({name: table[name] for name in inputs}, where, columns)
     x = _frame_inputs({name: table[name] for name in inputs}, where)
-    return Given(
-        x, y if target is None else np.asarray(table[target]), None if owner is None else np.asarray(table[owner])
-    )
+    return Given(x, y if target is None else np.asarray(table[target]), None if owner is None else _exact(table[owner]))
 
 
 def _pair(x: Any, y: Any, where: str, columns: Columns) -> Given:
@@ -408,9 +465,9 @@ def _refuse_owners_among(inputs: Mapping[str, Any], where: str, columns: Columns
     if columns.owners is None or columns.inputs is not None:
         return
     given = columns.owners  # numpy would make a text of NaN in a list
-    owners = np.array(given, dtype=object) if isinstance(given, list | tuple) else as_array("owners", given, "")
+    owners = np.array(given, dtype=object) if isinstance(given, list | tuple) else _exact(given)
     for name, column in inputs.items():
-        if _are_same(np.asarray(column), owners):
+        if _are_same(_exact(column), owners):
             raise SparsonaError(
                 f"{where}: the column '{clean_name(name)}' has the owners, and is among the inputs",
                 expected="inputs that do not say whose an example is",
@@ -419,13 +476,27 @@ def _refuse_owners_among(inputs: Mapping[str, Any], where: str, columns: Columns
 
 
 def _are_same(values: Array, others: Array) -> bool:
-    if values.ndim != 1 or values.shape != others.shape:
+    """Whether values are the first of others, or all, as a model would see them."""
+    if values.ndim != 1 or others.ndim != 1 or not 0 < len(values) <= len(others):
         return False
-    pairs = zip(values.tolist(), others.tolist(), strict=True)
+    for value, other in zip(values.tolist(), others.tolist(), strict=False):
+        one, two = _as_number(value), _as_number(other)
+        if isinstance(one, float) and isinstance(two, float):
+            if not isclose(one, two, rel_tol=2**-24):  # inputs become float32
+                return False
+        elif one != two:
+            return False
+    return True
+
+
+def _as_number(value: Any) -> float | str | None:
+    """The number that a value is or is written as: 5, 5.0 and '5' are one owner. None: it is missing; else a text."""
+    text = (value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)).strip()
     try:
-        return all(_is_missing(other) if _is_missing(one) else bool(one == other) for one, other in pairs)
-    except (TypeError, ValueError):  # cells that are arrays, or of which one is missing
-        return False
+        number = float(_AS_NUMBER.get(text, text))
+    except ValueError:
+        return text
+    return number if number >= 0 else None
 
 
 def _frame_inputs(columns: Mapping[str, Any], where: str) -> Array:

@@ -118,8 +118,10 @@ def what_is_in(array: Array) -> str:
     """': 3 of 24 are not whole', for after a type: it says of what kind values are, and none of them, which may be
     people's."""
     if array.dtype.kind == "f":
-        count = np.count_nonzero(array != np.round(array))
-        return f": {count:,} of {array.size:,} are not whole" if count else f": all {array.size:,} are whole"
+        found = {"not whole": array != np.round(array), "infinite": np.isinf(array)}
+        counts = {what: np.count_nonzero(those) for what, those in found.items()}
+        said = [f"{count:,} of {array.size:,} are {what}" for what, count in counts.items() if count]
+        return f": {', '.join(said) or f'all {array.size:,} are whole'}"
     if array.dtype.kind == "O":
         return f": {', '.join(sorted({type(value).__name__ for value in array.reshape(-1).tolist()}))}"
     return ""
@@ -147,18 +149,6 @@ def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
             hint=hint,
         )
     return torch.from_numpy(y.astype(np.int64))
-
-
-def check_owners(owners: Any) -> Tensor:
-    """Owners as an int64 tensor of one dimension."""
-    array = as_array("owners", owners, "")
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise SparsonaError(
-            f"owners are {array.dtype} of shape {array.shape}{what_is_in(array)}",
-            expected="one for each example: a name, or a whole number from 0 (below 0: unknown)",
-            hint='owners=[str(one) for one in owners] makes names of them; write "" where one is missing',
-        )
-    return torch.from_numpy(array.astype(np.int64))
 
 
 def find_task(targets: Sequence[Any], task: str = "auto") -> str:

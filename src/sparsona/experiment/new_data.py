@@ -177,7 +177,6 @@ def _own_rows(
     A client without rows is an error, or with `everyone` left out; then it is said who is.
     """
     numbers, names = owner_names(owners)
-    numbers = validate.check_owners(numbers).numpy()
     if len(numbers) != count:
         raise SparsonaError(f"{len(numbers)} owners for {count} examples", expected="one owner per example")
     clients = federation.client_names or tuple(map(str, federation.client_owners or ()))

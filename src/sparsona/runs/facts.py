@@ -26,8 +26,8 @@ class WarmStartFacts:
     """Where the weights come from that a run began with.
 
     `weights` and `federation` are digests; of the `of` parameters, `taken` come from that run; `same_data`: it was
-    trained on the same clients. `data` is what its data set is called; "" in runs of older versions, as `client_digest`
-    is, a digest of what each client holds.
+    trained on the same clients. `data` is what its data set is called; "" in runs of older versions. `client_digest` is
+    as in RunFacts.
     """
 
     run: str
@@ -119,9 +119,9 @@ class RunFacts:
     of functions from Python, by option and name. `attackers` are the clients that attack, where some do.
     `in_the_clear`: in a run with differential privacy, the parts of messages that noise does not cover. `federation` is
     a digest of all examples in their order, or of what clients on several machines report; `client_digest` is one of
-    what each client holds, and "" on several machines and in runs of older versions: see `same_data`. `client_owners`:
-    of clients without names, the numbers of the owners that they are in the user's data; empty in runs of older
-    versions.
+    what each client holds, and "" of data sets of the catalog, on several machines and in runs of older versions: see
+    `same_data`. `client_owners`: of clients without names, the numbers of the owners that they are in the user's data;
+    empty in runs of older versions.
     """
 
     method: str

@@ -69,8 +69,13 @@ def test_arrays_of_tokens(tmp_path):
         ({**SPLIT, "owners_train": [1, 2, 3], "owners_test": [1]}, "owners"),
         (
             {"x": [[1.0]], "y": [0], "owners": [1.5]},
-            r"owners is an array of float64\n  expected: a whole number or a name",
+            r"bad.npz': owners are float64 of shape \(1,\): 1 of 1 are not whole\n  expected: one for each example",
         ),
+        (
+            {"x": [[1.0]], "y": [0], "owners": np.array([2**63], np.uint64)},
+            "bad.npz': owners are uint64, and 1 of 1 are ",
+        ),
+        ({"x": [[1.0]], "y": [0], "owners": [2.0**53]}, "bad.npz': owners are float64, and 1 of 1 are floats so large"),
         ({"x": [[1.0]], "y": [0], "owners": [["a"]]}, r"owners of shape \(1, 1\)"),
         (
             {"x": np.eye(9), "y": [0] * 9, "owners": ["a"] * 8},

@@ -238,12 +238,9 @@ def _read(path: Path) -> Saved:
                 f"owners of shape {' and '.join(map(str, shapes))}",
                 f"a number or name for each example, shape {' and '.join(map(str, needed))}",
             )
-        given = np.concatenate(each)
         from sparsona.data.given import owner_names  # needs torch
 
-        owners, names = owner_names(given)
-        if owners.dtype.kind not in "iu":
-            raise damaged(path, f"owners is an array of {given.dtype}", "a whole number or a name for each example")
+        owners, names = owner_names(np.concatenate(each), f"'{path}': ")
     num_train = len(arrays[f"x{train}"]) if len(parts) == 2 else None
     classes = arrays.get("class_names")
     if classes is not None and (classes.ndim != 1 or classes.dtype.kind not in "US"):
