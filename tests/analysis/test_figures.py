@@ -177,6 +177,14 @@ def test_end_points_in_both_countings():
     (path,) = [one for one in accuracy_by_bytes(views, "paper").series if one.is_faint]
     assert [(mark.x, mark.y) for mark in path.marks] == [(400, pytest.approx(10)), (800, pytest.approx(100))]
     assert accuracy_by_bytes(views[1:]) is None
+    tuned = dataclasses.replace(  # the line goes on to the result, which final tuning led to
+        run(sent=1000, right=(4, 4, 4, 8)),
+        point="tuned",
+        curves={"received": [(1, 0.1), (2, 0.3)], "tuned": [(2, 1.0)]},
+        cumulative_bytes=[(1, 500), (2, 800), (3, 1000)],
+    )
+    (path,) = [one for one in accuracy_by_bytes([tuned]).series if one.is_faint]
+    assert [(mark.x, round(mark.y)) for mark in path.marks] == [(500, 10), (800, 30), (1000, 100)]
 
 
 def test_changes_of_several_methods():

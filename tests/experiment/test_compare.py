@@ -109,6 +109,7 @@ def test_the_table_has_a_spread_over_seeds(comparison):
 
 def test_compare_prints_one_table_and_one_report(say, tmp_path):
     said = say("compare", "fedavg", "fedspa", *small(tmp_path, out="both", rounds=1), "--seeds", 2)
+    assert "±: sample standard deviation over seeds" in said.out
     assert said.code == 0
     assert said.out.count("How this was measured") == 1
     assert re.search(r"FedSpa \(DST\) +[+−0-9.]+ +[+−0-9.]+ to [+−0-9.]+ +2", said.out)

@@ -234,6 +234,9 @@ def test_curves_are_means_over_seeds_in_a_band(make_view: MakeView) -> None:
     assert list(line.y) == pytest.approx([60, 60])
     assert list(band.y) == pytest.approx([70, 70, 50, 50])
     assert list(line.x) == [1, 2]
+    few = dataclasses.replace(flat(1, 0.5), cumulative_bytes=[(1, 10), (2, 20)])
+    assert plots.learning_curves([few]).layout.xaxis.dtick == 1  # no ticks between two rounds
+    assert plots.learning_curves([flat(1, 0.5)]).layout.xaxis.dtick is None
 
 
 def test_curves_against_bytes(make_comparison: MakeComparison) -> None:
@@ -420,3 +423,10 @@ def test_words_are_explained_on_the_page_and_in_the_docs_alike(make_view: MakeVi
         assert f'<th scope="row">{word}</th><td>{meaning}</td>' in shown
     docs = Path(__file__).parents[2] / "docs" / "glossary.md"
     assert docs.read_text(encoding="utf-8") == glossary.to_markdown()
+
+
+def test_it_is_said_that_unfinished_runs_are_never_the_best(make_view: MakeView) -> None:
+    views = [make_view("Local"), make_view("FedAvg")]
+    rule = "sending nothing does not count, nor do runs that have not finished."
+    assert rule not in render_report(views)
+    assert rule in render_report([views[0], dataclasses.replace(views[1], unfinished_at=7)])

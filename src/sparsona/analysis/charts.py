@@ -163,6 +163,8 @@ def accuracy_by_bytes(views: Sequence[RunView], counting: Literal["encoded", "pa
             text = f"density {density:g}" if len(members) > 1 and density is not None else ""
             if known := _headlines(group):
                 ends.append(_over_seeds(total, known, text))
+                if drawn_point(group) != group.views[0].point:  # final tuning led from the curve to the result
+                    moved += (Mark(total, ends[-1].y),)
             if total and len(moved) > 1:
                 series.append(Series(label, moved, "line", True, place))
         if not ends:

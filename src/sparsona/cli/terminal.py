@@ -83,7 +83,8 @@ def print_results(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -
     )
     if left_out := [column.title for i, column in enumerate(columns) if i not in kept]:
         print_text(f"more columns in the report and with --json: {', '.join(left_out)}")
-    echo("words: docs/glossary.md, and at the end of the report")
+    spread = "±: sample standard deviation over seeds; " if len(views) > len(found) else ""
+    echo(f"{spread}words: docs/glossary.md, and at the end of the report")
 
 
 def terminal_width() -> int:

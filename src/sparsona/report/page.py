@@ -138,6 +138,7 @@ def render_report(
         rows=table(views),
         missing=missing,
         many_seeds=any(len(group.views) > 1 for group in groups),
+        unfinished=any(view.unfinished_at is not None for view in views),
         reference=groups[0].label if groups else "",
         # One seed has no interval, and the table has the differences themselves.
         differences=differences(views) if len({view.seed for view in views}) > 1 else (),

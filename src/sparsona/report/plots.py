@@ -102,7 +102,7 @@ def learning_curves(
     elif against == "time":
         figure.update_xaxes(title_text="simulated time, in turns of a client of speed 1", rangemode="tozero")
     else:
-        figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
+        figure.update_xaxes(title_text="completed rounds", rangemode="tozero", **_round_ticks(views))
     return figure
 
 
@@ -459,7 +459,7 @@ def trait_distances(views: Sequence[RunView]) -> Figure:
                     marker={"color": colour_at(index), "size": 9},
                     hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}<br>round %{{x}}<extra></extra>",
                 )
-    figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
+    figure.update_xaxes(title_text="completed rounds", rangemode="tozero", **_round_ticks(views))
     figure.update_yaxes(title_text="mean distance", rangemode="tozero")
     return figure
 
@@ -501,6 +501,12 @@ def _index_ticks(n: int) -> dict[str, object]:
     """Ticks at whole numbers: all of them where they fit."""
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, n) if n / step <= 25)
     return {"tickmode": "linear", "tick0": 0, "dtick": step}
+
+
+def _round_ticks(views: Sequence[RunView]) -> dict[str, int]:
+    """Ticks at whole numbers where rounds are so few that there would be some between them."""
+    most: int = max((done for view in views for done, _ in view.cumulative_bytes), default=0)
+    return {"dtick": 1} if 0 < most <= 5 else {}
 
 
 def _gap(n: int) -> int:
