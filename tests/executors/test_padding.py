@@ -137,6 +137,39 @@ def test_one_that_depends_on_each_example_alone_is_stacked(tmp_path):
     assert sp.train("fedavg", model="mlp", loss=halved, out=tmp_path / "auto", **QUICK).config["executor"] == "stacked"
 
 
+class Scaled(nn.Module):
+    """A network that mixes the examples of a batch, in training alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, inputs):
+        hidden = torch.tanh(self.first(inputs.flatten(1)))
+        return self.last(hidden / (hidden.std(0) + 1e-3) if self.training else hidden)
+
+
+def weights_of(run):
+    return torch.cat([value.detach().flatten() for value in run.model().parameters()])
+
+
+@pytest.mark.parametrize("method", ["fedavg", with_loss(RIGHT["a weighted mean"])], ids=["fedavg", "mine"])
+def test_a_network_that_mixes_examples_is_trained_without_padding(method, tmp_path):
+    """As one with BatchNorm: by `stacked` one client after the other."""
+    options = {**QUICK, "partition": "dirichlet:0.3"}
+    serial, stacked, auto = (
+        sp.train(method, model=Scaled, executor=name, out=tmp_path / name, **options)
+        for name in ("serial", "stacked", "auto")
+    )
+    assert auto.config["executor"] == "serial"
+    assert torch.allclose(weights_of(serial), weights_of(stacked), 1e-4, 1e-5)
+
+
+def test_such_a_network_is_not_trained_on_one_example(tmp_path):
+    with pytest.raises(SparsonaError, match="a model that mixes the examples of a batch, as BatchNorm does"):
+        sp.train("fedavg", model=Scaled, batch_size=1, out=tmp_path / "run", **QUICK)
+
+
 def test_a_run_that_began_with_such_a_loss_ends_with_it(monkeypatch, tmp_path, capsys):
     """Of an older version, which did not try: the executor is recorded, and another would change the bits."""
     mine = with_loss(WRONG["a plain mean"])

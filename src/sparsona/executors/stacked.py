@@ -167,7 +167,7 @@ def _try(context: ClientContext) -> tuple[str, bool]:
     """
     data, task = context.federation, _channels_first(context.task)
     image, target = as_inputs(data.x[:1], data.view), as_targets(data.y[:1])
-    is_trained = not (task.draws_noise or task.moves_buffers)
+    is_trained = not (task.mixes_examples or task.draws_noise or task.moves_buffers)
     ones = torch.ones(1, device=image.device)
     zeros = torch.zeros(1, dtype=torch.int64, device=image.device)
 

@@ -620,14 +620,15 @@ def _check_new_parameters(start: WarmStart, task: Task, personal: tuple[str, ...
 
 
 def _check_batches(context: ClientContext, batch_size: int) -> None:
-    """Raise SparsonaError if a BatchNorm model would be trained on one example, which has no statistics."""
+    """Raise SparsonaError if a model that mixes examples would be trained on one, which has no statistics."""
     method, smallest = context.method, min(client.num_examples for client in context.clients)
     for phase in method.phases if method.tune is None else (*method.phases, method.tune):
         is_mixed = context.task.mixes_examples or phase.mixes_examples
         if is_mixed and phase.batch_size(smallest, batch_size) < 2:
             needed = 2 * phase.batches_per_step
             raise SparsonaError(
-                f"a BatchNorm model with batches of {batch_size} and a client of {smallest} training examples",
+                "a model that mixes the examples of a batch, as BatchNorm does, with batches of "
+                f"{batch_size} and a client of {smallest} training examples",
                 expected="batches of two or more, as one example has no statistics, and "
                 f"{needed} or more training examples on every client for the batches of one step",
                 hint=f"raise --batch-size, --set min_size={max(10, 2 * needed)}, or use GroupNorm",
