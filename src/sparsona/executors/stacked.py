@@ -83,6 +83,9 @@ class Stacked:
 
     def _train(self, phase: Phase, turns: Sequence[OpenTurn]) -> None:
         context = self._context
+        if not turns:  # training of all diverged in a phase before
+            return
+        self._check_padding(phase, max(turns, key=lambda turn: turn.train.num_examples))
         if must_be_alone(phase, context):
             for turn in turns:
                 train_alone(context, turn, phase)
@@ -110,7 +113,6 @@ class Stacked:
         lane = self._lanes[key]
         # Clients of about the same size together: a stack takes as long as its largest client.
         turns.sort(key=lambda turn: -turn.train.num_examples)
-        self._check_padding(phase, turns[0])
         for start in range(0, len(turns), lane.num_places):
             some = turns[start : start + lane.num_places]
             with training(context, some, phase):

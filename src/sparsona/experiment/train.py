@@ -625,9 +625,9 @@ def _rebuild_context(
     _check_given(folder, "data", config.data, federation)
     _check_given(folder, "model", config.model, model)
     start = None if config.warm_start is None else stored_start(folder)
-    early = _ended_after(folder)
+    early, played = _ended_after(folder), reached(folder.path).completed
     given = with_initial_weights(folder, model)
-    context = make_context(config, federation, given, clock, start, row=row, ends_after=early)
+    context = make_context(config, federation, given, clock, start, row=row, ends_after=early, is_resumed=bool(played))
     if not _is_data_of(folder.facts, context.federation):
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
     trace = context.plan.availability
