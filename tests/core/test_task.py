@@ -288,6 +288,60 @@ def test_predictions_that_depend_on_the_batch_are_refused(change, untouched_gene
         Task(lambda: Wrapped(change), (6,), 3)
 
 
+class MixedInTraining(nn.Module):
+    """What goes into `last` is changed by a function, in training alone."""
+
+    def __init__(self, change, last=None):
+        super().__init__()
+        self.change, self.first, self.last = change, nn.Linear(6, 8), last or nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        hidden = torch.tanh(self.first(inputs))
+        return self.last(self.change(hidden) if self.training else hidden)
+
+
+def zeros():
+    layer = nn.Linear(8, 3)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def hooked():
+    net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    net[0].register_forward_hook(lambda layer, _, found: found - found.mean(0) if layer.training else found)
+    return net
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: MixedInTraining(lambda x: x - x.mean(0)),
+        lambda: MixedInTraining(lambda x: x / (x.std(0) + 1e-3)),
+        lambda: MixedInTraining(lambda x: x / x.abs().max()),
+        lambda: MixedInTraining(lambda x: x / len(x)),
+        lambda: MixedInTraining(lambda x: x + x.roll(1, 0)),
+        lambda: MixedInTraining(lambda x: x - x.mean(0), zeros()),  # the outputs are 0 at first
+        hooked,
+    ],
+)
+def test_a_network_that_mixes_examples_in_training_alone_is_noticed(model, untouched_generators):
+    assert Task(model, (6,), 3).mixes_examples
+
+
+@pytest.mark.parametrize("layer", [nn.Identity(), nn.Dropout(0.5), nn.LayerNorm(8), nn.RReLU()])
+def test_noise_is_not_taken_for_mixing(layer):
+    assert not Task(lambda: MixedInTraining(layer), (6,), 3).mixes_examples
+
+
+def test_networks_of_torchs_layers_are_not_tried(monkeypatch):
+    """They start as fast as before: of torch's layers only BatchNorm mixes examples."""
+    monkeypatch.setattr("sparsona.core.task._mixes_in_training", None)
+    for norm in (nn.LayerNorm(8), nn.BatchNorm1d(8)):
+        net = nn.Sequential(nn.Linear(6, 8), norm, nn.Linear(8, 3))
+        assert Task(net, (6,), 3).mixes_examples == isinstance(norm, nn.BatchNorm1d)
+
+
 def test_statistics_are_those_that_training_moves(conv):
     assert conv.moves_buffers
     assert not Task(with_buffers(shift=torch.ones(3)), (6,), 3).moves_buffers

@@ -41,6 +41,14 @@ class Branches(nn.Module):
         return self.layer(x)
 
 
+class Mixes(Branches):
+    """The examples of a batch, in training alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x)
+        return outputs - outputs.mean(0) if self.training else outputs
+
+
 class Raises(Branches):
     """An error that is none of torch's."""
 
@@ -75,10 +83,11 @@ def test_small_networks_are_stacked_and_large_ones_are_not() -> None:
     [
         Branches,
         Raises,
+        Mixes,
         lambda: nn.Sequential(mlp(), nn.Dropout(0.5)),  # draws noise: trained one client after the other
         lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)),
     ],
-    ids=["branches", "raises", "dropout", "batch-norm"],
+    ids=["branches", "raises", "mixes", "dropout", "batch-norm"],
 )
 def test_what_cannot_be_stacked_is_not(model) -> None:
     assert chosen(model) == "serial"

@@ -22,6 +22,7 @@ from sparsona.experiment.build import make_config, make_context
 from sparsona.gpu import padding
 from sparsona.gpu.padding import PaddingCheck
 from sparsona.methods.fedavg import FedAvgConfig, fedavg
+from sparsona.runs.folder import reached
 
 QUICK = {"clients": 4, "rounds": 1, "epochs": 1, "data_rate": 0.1, "progress": False}
 REFUSED = "the loss of mine's phase 'train' counts the examples of weight 0"
@@ -137,6 +138,88 @@ def test_one_that_depends_on_each_example_alone_is_stacked(tmp_path):
     assert sp.train("fedavg", model="mlp", loss=halved, out=tmp_path / "auto", **QUICK).config["executor"] == "stacked"
 
 
+class Scaled(nn.Module):
+    """A network that mixes the examples of a batch, in training alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, inputs):
+        hidden = torch.tanh(self.first(inputs.flatten(1)))
+        return self.last(hidden / (hidden.std(0) + 1e-3) if self.training else hidden)
+
+
+def weights_of(run):
+    return torch.cat([value.detach().flatten() for value in run.model().parameters()])
+
+
+@pytest.mark.parametrize("method", ["fedavg", with_loss(RIGHT["a weighted mean"])], ids=["fedavg", "mine"])
+def test_a_network_that_mixes_examples_is_trained_without_padding(method, tmp_path):
+    """As one with BatchNorm: by `stacked` one client after the other."""
+    options = {**QUICK, "partition": "dirichlet:0.3"}
+    serial, stacked, auto = (
+        sp.train(method, model=Scaled, executor=name, out=tmp_path / name, **options)
+        for name in ("serial", "stacked", "auto")
+    )
+    assert auto.config["executor"] == "serial"
+    assert torch.allclose(weights_of(serial), weights_of(stacked), 1e-4, 1e-5)
+
+
+def test_such_a_network_is_not_trained_on_one_example(tmp_path):
+    with pytest.raises(SparsonaError, match="a model that mixes the examples of a batch, as BatchNorm does"):
+        sp.train("fedavg", model=Scaled, batch_size=1, out=tmp_path / "run", **QUICK)
+
+
+def with_wrong_tuning(**phase):
+    """FedAvg that counts padding in its tuning alone; the options are those of its training."""
+
+    def mine(task, config: FedAvgConfig) -> Method:
+        base = with_loss(WRONG["a plain mean"])(task, config)
+        train = with_loss(RIGHT["a weighted mean"], **phase)(task, config).phases
+        return replace(base, phases=train, tune=replace(base.phases[0], name="tune"))
+
+    return mine
+
+
+@pytest.mark.parametrize("training", [{}, {"mixes_examples": True}], ids=["padded", "alone"])
+@pytest.mark.parametrize("tuning", [{"tune_epochs": 1}, {"novel": 1, "novel_epochs": 1}], ids=["all", "novel"])
+def test_tuning_that_counts_padding_is_refused_before_training(tuning, training, tmp_path):
+    mine, options = with_wrong_tuning(**training), {**QUICK, "rounds": 2, **tuning}
+    with pytest.raises(SparsonaError, match="the loss of mine's phase 'tune' counts the examples of weight 0"):
+        sp.train(mine, model="mlp", executor="stacked", out=tmp_path / "run", **options)
+    assert reached(tmp_path / "run").completed == 0
+
+
+def test_tuning_that_does_not_run_is_not_tried(tmp_path):
+    run = sp.train(with_wrong_tuning(), model="mlp", executor="stacked", out=tmp_path / "run", **QUICK)
+    assert run.summary["rounds"] == 1
+
+
+def test_tuning_is_entered_to_be_tried(tmp_path):
+    """Its loss may need what is made there."""
+    entered = []
+
+    def mine(task, config: FedAvgConfig) -> Method:
+        base = with_wrong_tuning()(task, config)
+
+        def loss(work, batch):
+            return base.tune.loss(work, batch) if entered else 1 / 0
+
+        return replace(base, tune=replace(base.tune, loss=loss, enter=lambda work, *_: entered.append(work) or work))
+
+    with pytest.raises(SparsonaError, match="phase 'tune' counts"):
+        sp.train(mine, model="mlp", executor="stacked", out=tmp_path / "run", tune_epochs=1, **QUICK)
+    assert reached(tmp_path / "run").completed == 0
+
+
+def test_a_phase_that_begins_in_a_later_round_is_refused_then(tmp_path):
+    """Only a run that is resumed ends as it began."""
+    mine = with_loss(WRONG["a plain mean"], when=lambda round_: round_.index == 1)
+    with pytest.raises(SparsonaError, match=REFUSED):
+        sp.train(mine, model="mlp", executor="stacked", out=tmp_path / "run", **{**QUICK, "rounds": 2})
+
+
 def test_a_run_that_began_with_such_a_loss_ends_with_it(monkeypatch, tmp_path, capsys):
     """Of an older version, which did not try: the executor is recorded, and another would change the bits."""
     mine = with_loss(WRONG["a plain mean"])
@@ -147,6 +230,21 @@ def test_a_run_that_began_with_such_a_loss_ends_with_it(monkeypatch, tmp_path, c
     written.write_text(json.dumps({**json.loads(written.read_text()), "max_steps": None}))
     assert sp.resume(tmp_path / "run", method=mine, progress=False).summary["rounds"] == 2
     assert REFUSED in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_that_is_said_of_runs_in_processes_as_well(monkeypatch, tmp_path, capfd):
+    mine, path = with_loss(WRONG["a plain mean"]), tmp_path / "both"
+    monkeypatch.setattr(PaddingCheck, "__call__", lambda *_: None)
+    options = {**QUICK, "rounds": 2, "executor": "stacked", "max_steps": 1}
+    sp.compare([mine, "fedavg"], model="mlp", out=path, **options)
+    monkeypatch.undo()
+    for written in path.glob("*/config.json"):
+        written.write_text(json.dumps({**json.loads(written.read_text()), "max_steps": None}))
+    capfd.readouterr()
+    found = sp.resume_comparison(path, methods=[mine], jobs=2, progress=False)
+    assert [run.summary["rounds"] for run in found.runs] == [2, 2]
+    assert capfd.readouterr().err.count(REFUSED) == 1
 
 
 def test_a_loss_without_a_module_is_tried(tmp_path):

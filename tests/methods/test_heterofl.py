@@ -137,6 +137,20 @@ def test_statistics_are_estimated_before_predictions(tuned):
     assert torch.allclose(work.buffers["1.running_mean"], means, atol=1e-5)
 
 
+def test_a_network_without_statistics_has_none_to_estimate():
+    """One that takes means over a batch itself, in training alone: its models are made without a client's data."""
+
+    class Centred(nn.Sequential):
+        def forward(self, inputs):
+            outputs = super().forward(inputs)
+            return outputs - outputs.mean(0) if self.training else outputs
+
+    net = lambda: Centred(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))  # noqa: E731
+    context = Case(card("heterofl"), {"capacities": [0.3]}, model=net).start().context
+    assert context.task.mixes_examples
+    assert context.method.adapt is None
+
+
 def test_captured_steps_of_several_widths_agree():
     """With `graphed`, in two rounds of moving windows; the battery has `stacked`."""
     case = Case(card("fedrolex"), {"capacities": CAPACITIES, "momentum": 0.9})

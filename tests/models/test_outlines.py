@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sparsona import models
 from sparsona.core.errors import SparsonaError
-from sparsona.core.task import Task
+from sparsona.core.task import Task, _has_own_code
 
 OTHER_SIZES = {  # of the input, and another number of classes
     "mlp": ((3, 5), 4),
@@ -74,6 +74,12 @@ def test_outline_equals_the_built_network(spec, input_shape, num_classes):
     assert outline.buffer_layout == task.buffer_layout
     assert outline.norm_groups == task.norm_groups
     assert (outline.input_shape, outline.num_classes) == (task.input_shape, task.num_classes)
+
+
+@pytest.mark.parametrize(("spec", "input_shape", "num_classes"), CASES)
+def test_no_network_is_tried_for_mixing_examples(spec, input_shape, num_classes):
+    """Only networks of the user's are: these start as fast as they can."""
+    assert not _has_own_code(shapes_of(spec, input_shape, num_classes))
 
 
 @pytest.mark.parametrize(("spec", "input_shape", "num_classes"), CASES)

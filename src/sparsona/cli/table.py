@@ -51,8 +51,8 @@ def table(paths: tuple[str, ...], kind: str, per: str, every: bool, caption: str
     from sparsona.analysis.numbers import to_csv, to_latex, to_markdown
     from sparsona.analysis.table import notes, round_notes
     from sparsona.core.files import replace_file
+    from sparsona.core.printable import warn
     from sparsona.experiment.run import missing_in
-    from sparsona.runs.folder import warn
     from sparsona.runs.listing import find_run
 
     views, missing = read_views(paths), [one for path in paths for one in missing_in(find_run(path))]

@@ -33,8 +33,13 @@ def printable(text: object, kept: str = "\n\t") -> str:
     return _BEYOND_ASCII.sub(shown, str(text))
 
 
+def warn(text: str) -> None:
+    """Print a warning, on stderr so that --json stays clean."""
+    print(f"warning: {printable(text)}", file=sys.stderr)
+
+
 @cache
 def warn_once(text: str) -> None:
-    """Print a warning about data, on stderr: a comparison reads the same data for every run, and in every process."""
+    """Print a warning about data: a comparison reads the same data for every run, and in every process."""
     if multiprocessing.parent_process() is None:
-        print(f"warning: {printable(text)}", file=sys.stderr)
+        warn(text)

@@ -96,7 +96,7 @@ class Task:
         _check_parameters(self._module)
         if packing is not None:
             self._module.register_forward_pre_hook(packing, with_kwargs=True)
-        trial = _random_pair(self.input_shape, tokens)
+        trial = _random_examples(self.input_shape, tokens, 2)
         self.layout, self.uncounted = _parameter_layout(self._module, trial[:1], num_classes, packing, self.targets)
         self._frozen = _frozen_values(self._module)  # on the CPU
         self._frozen_seed: int | None = None
@@ -108,6 +108,9 @@ class Task:
         self.draws_noise, moved = _train_once(self._module, trial)
         self.moves_buffers = bool(moved)
         self.mixes_examples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
+        # Networks with noise or moving buffers are trained on whole batches anyway, and noise would look like mixing.
+        if not (self.draws_noise or self.moves_buffers) and _has_own_code(self._module):
+            self.mixes_examples |= _mixes_in_training(self._module, _random_examples(self.input_shape, tokens, 4))
         self._buffer_kinds = _kept_buffers(self._module, moved)
         shapes = {name: tuple(value.shape) for name, value in self._module.named_buffers()}
         self.buffer_layout = Layout(tuple(Slot(name, shapes[name]) for name in self._buffer_kinds))
@@ -438,7 +441,7 @@ class Task:
         """The first parameter for which the network has no finite outputs if one of its rows is zero; None: there is
         none. For errors: weight_norm divides by the norm of a row."""
         params, buffers = self.init(0)
-        pair = _random_pair(self.input_shape, self.takes_tokens)
+        pair = _random_examples(self.input_shape, self.takes_tokens, 2)
         for slot in self.whole_layout.slots:
             if len(slot.shape) > 1 and slot.name not in self._kept:
                 changed = params.like(params.flat.clone())
@@ -568,26 +571,58 @@ def _state_sizes(layer: Any) -> None:
         layer.num_channels = len(layer.weight)
 
 
-def _random_pair(input_shape: tuple[int, ...], tokens: bool) -> Tensor:
-    """Two examples to test a model with; as tokens, only 0 and 1 are in every vocabulary."""
+def _random_examples(input_shape: tuple[int, ...], tokens: bool, count: int) -> Tensor:
+    """Examples to test a model with; as tokens, only 0 and 1 are in every vocabulary."""
     generator = torch.Generator().manual_seed(0)
     if tokens:
-        return torch.randint(0, 2, (2, *input_shape), generator=generator)
-    return torch.rand((2, *input_shape), generator=generator)
+        return torch.randint(0, 2, (count, *input_shape), generator=generator)
+    return torch.rand((count, *input_shape), generator=generator)
 
 
 def _check_independence(module: nn.Module, pair: Tensor) -> None:
     """Test that in evaluation mode an example's outputs depend neither on its batch nor on random draws."""
     trial = copy.deepcopy(module).eval()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        together, alone = trial(pair), torch.cat([trial(example[None]) for example in pair])
-    slack = 1e-3 * float(alone.nan_to_num().abs().max()) + 1e-5  # rounding differs with the size of a batch
-    if together.shape != alone.shape or not torch.allclose(together, alone, rtol=0.0, atol=slack, equal_nan=True):
+        is_independent = _same_in_halves(trial, pair)
+    if not is_independent:
         raise SparsonaError(
             "the model's prediction for an example, in evaluation mode, depends on the batch that it is in",
             expected="each prediction to depend on its own input alone",
             hint="BatchNorm with track_running_stats=True, dropout in training alone, no means over the batch",
         )
+
+
+def _same_in_halves(module: nn.Module, examples: Tensor) -> bool:
+    """Whether the outputs for examples are the same in two batches as in one."""
+    together, apart = module(examples), torch.cat([module(half) for half in examples.chunk(2)])
+    slack = 1e-3 * float(apart.nan_to_num().abs().max()) + 1e-5  # rounding differs with the size of a batch
+    return together.shape == apart.shape and torch.allclose(together, apart, rtol=0.0, atol=slack, equal_nan=True)
+
+
+def _has_own_code(module: nn.Module) -> bool:
+    """Whether a network computes more than layers of torch and networks of this package, whose examples only BatchNorm
+    mixes: of those nothing need be tested, so that they start as fast as they can."""
+    return any(
+        not type(layer).__module__.startswith(("torch.nn.", "sparsona."))
+        or bool(layer._forward_hooks or layer._forward_pre_hooks)
+        for layer in module.modules()
+    )
+
+
+def _mixes_in_training(module: nn.Module, examples: Tensor) -> bool:
+    """Whether an example's outputs in training mode depend on its batch, of a network without noise. Tested by passes:
+    networks of the user's may take a mean over the batch themselves, in training alone."""
+    trial, draw = copy.deepcopy(module).train(), torch.Generator().manual_seed(0)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for value in trial.parameters():
+                # Zeros, as of a last layer or of a branch that is to grow, would hide what is before them.
+                if value.is_floating_point() and value.square().mean() < 1e-4:
+                    noise = torch.randn(value.shape, generator=draw).to(value)
+                    value.add_(noise, alpha=0.3 * (value.shape[:1].numel() / value.numel()) ** 0.5)
+            return not _same_in_halves(trial, examples)
+    except Exception:  # with such weights, or so many examples; if it is wrong, training says how
+        return False
 
 
 def _train_once(module: nn.Module, inputs: Tensor) -> tuple[bool, dict[str, Tensor]]:

@@ -61,6 +61,7 @@ class Plan:
     on_divergence: Literal["drop", "stop"] = "stop"
     divergence_factor: float | None = None  # times the median norm of a round's updates that one may be; None: any
     ends_after: int | None = None  # a run that stopped early ends after so many of its rounds
+    is_resumed: bool = False  # rounds were played before, perhaps by an older version
     attack: Attack | None = None  # what some clients do in place of what they should; None: all are honest
 
     @property

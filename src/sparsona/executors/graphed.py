@@ -155,6 +155,7 @@ class Graphed:
         context, turn = self._context, client.turn
         while client.phases and turn.diverged is None:
             phase = client.phases.popleft()
+            self._check_padding(phase, turn)
             if must_be_alone(phase, context):
                 train_alone(context, turn, phase)
                 continue
@@ -164,7 +165,6 @@ class Graphed:
             if not has_room(self._lanes, key):
                 train_alone(context, turn, replace(phase, enter=None))
                 continue
-            self._check_padding(phase, turn)
             lanes = self._lanes.setdefault(key, {})
             if client.place not in lanes:
                 lanes[client.place] = Lane(context, phase, turn.work, self._programs, None)

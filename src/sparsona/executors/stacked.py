@@ -83,6 +83,9 @@ class Stacked:
 
     def _train(self, phase: Phase, turns: Sequence[OpenTurn]) -> None:
         context = self._context
+        if not turns:  # training of all diverged in a phase before
+            return
+        self._check_padding(phase, max(turns, key=lambda turn: turn.train.num_examples))
         if must_be_alone(phase, context):
             for turn in turns:
                 train_alone(context, turn, phase)
@@ -110,7 +113,6 @@ class Stacked:
         lane = self._lanes[key]
         # Clients of about the same size together: a stack takes as long as its largest client.
         turns.sort(key=lambda turn: -turn.train.num_examples)
-        self._check_padding(phase, turns[0])
         for start in range(0, len(turns), lane.num_places):
             some = turns[start : start + lane.num_places]
             with training(context, some, phase):
@@ -167,7 +169,7 @@ def _try(context: ClientContext) -> tuple[str, bool]:
     """
     data, task = context.federation, _channels_first(context.task)
     image, target = as_inputs(data.x[:1], data.view), as_targets(data.y[:1])
-    is_trained = not (task.draws_noise or task.moves_buffers)
+    is_trained = not (task.mixes_examples or task.draws_noise or task.moves_buffers)
     ones = torch.ones(1, device=image.device)
     zeros = torch.zeros(1, dtype=torch.int64, device=image.device)
 

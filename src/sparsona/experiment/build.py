@@ -514,12 +514,13 @@ def make_context(
     method_config: BaseModel | None = None,
     row: MethodCard | None = None,
     ends_after: int | None = None,
+    is_resumed: bool = False,
 ) -> ClientContext:
     """Everything a run needs. The number of clients is known only now if the data determines it.
 
     `method_config` are the method's options where they were validated already, by `make_configs`. `row` is that of a
     method which was passed in Python, and has no name by which it would be found. `ends_after` is where a run ended
-    that was stopped early.
+    that was stopped early, `is_resumed` whether rounds of it were played.
     """
     row = row or methods.card(config.method)
     if federation is None:
@@ -544,8 +545,7 @@ def make_context(
         task.restrict(Placement(device)(random_mask(task.layout, counts, Seeds(config.seed).shared("mask"))))
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     plan = make_plan(config, federation.num_clients, row.peers)
-    if ends_after is not None:
-        plan = replace(plan, ends_after=ends_after)
+    plan = replace(plan, ends_after=ends_after, is_resumed=is_resumed)
     lying = attackers(plan, federation.num_clients)
     make_method = method_maker(config, row, method_config, lying)
     if plan.attack is not None and plan.attack.name == LABEL_FLIP and federation.has_examples:
@@ -620,14 +620,15 @@ def _check_new_parameters(start: WarmStart, task: Task, personal: tuple[str, ...
 
 
 def _check_batches(context: ClientContext, batch_size: int) -> None:
-    """Raise SparsonaError if a BatchNorm model would be trained on one example, which has no statistics."""
+    """Raise SparsonaError if a model that mixes examples would be trained on one, which has no statistics."""
     method, smallest = context.method, min(client.num_examples for client in context.clients)
     for phase in method.phases if method.tune is None else (*method.phases, method.tune):
         is_mixed = context.task.mixes_examples or phase.mixes_examples
         if is_mixed and phase.batch_size(smallest, batch_size) < 2:
             needed = 2 * phase.batches_per_step
             raise SparsonaError(
-                f"a BatchNorm model with batches of {batch_size} and a client of {smallest} training examples",
+                "a model that mixes the examples of a batch, as BatchNorm does, with batches of "
+                f"{batch_size} and a client of {smallest} training examples",
                 expected="batches of two or more, as one example has no statistics, and "
                 f"{needed} or more training examples on every client for the batches of one step",
                 hint=f"raise --batch-size, --set min_size={max(10, 2 * needed)}, or use GroupNorm",
@@ -644,6 +645,7 @@ def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:
         "graph": None if config.graph is None else read_graph(config.graph, num_clients),
         "availability": None if config.availability is None else read_availability(config.availability, num_clients),
         "ends_after": None,
+        "is_resumed": False,
         "attack": None if config.attack is None else read_attack(config.attack),
     }
     if config.privacy is not None and read_privacy(config.privacy).kind == "central":

@@ -19,6 +19,7 @@ from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core.arguments import place, text, whole
 from sparsona.core.errors import SparsonaError
+from sparsona.core.printable import warn
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.data.split_plan import MOST_SEED
@@ -46,7 +47,7 @@ from sparsona.experiment.train import (
 from sparsona.methods import MethodCard
 from sparsona.runs.comparison import COMPARISON_FILE, check_member, comparison_in, read_comparison, write_comparison
 from sparsona.runs.failed import failed_run, read_failed, write_failed
-from sparsona.runs.folder import RunFolder, make_empty_folder, warn
+from sparsona.runs.folder import RunFolder, make_empty_folder
 from sparsona.runs.listing import find_run
 from sparsona.runs.manifest import read_manifest
 from sparsona.runs.observers import ObserverList, ProgressUpdate

@@ -28,7 +28,7 @@ from sparsona.analysis.statistics import wilson_interval
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.formats import FORMATS
 from sparsona.core.points import point as point_of
-from sparsona.core.printable import printable
+from sparsona.core.printable import printable, warn
 from sparsona.core.version import VERSION
 from sparsona.data.augment import as_inputs
 from sparsona.data.names import file_names, name_of
@@ -36,7 +36,7 @@ from sparsona.experiment.build import GIVEN, describe_examples, network_name, vi
 from sparsona.experiment.stored_models import StoredModel, StoredModels
 from sparsona.report.model_card import Card, Measured, Sizes, write_card
 from sparsona.runs.facts import ExampleFacts, RunFacts
-from sparsona.runs.folder import RunFolder, explain_disk_errors, reached, warn, write_atomically
+from sparsona.runs.folder import RunFolder, explain_disk_errors, reached, write_atomically
 from sparsona.runs.listing import full_name
 from sparsona.sparsity.dead_units import drop_dead_units
 

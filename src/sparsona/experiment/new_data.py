@@ -14,6 +14,7 @@ from sparsona.analysis.measure import ACCURACY, measure_of_metric
 from sparsona.analysis.statistics import wilson_interval
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import GivenLoss
+from sparsona.core.printable import warn
 from sparsona.core.rows import html_table, text_table
 from sparsona.data import validate
 from sparsona.data.augment import as_inputs
@@ -28,7 +29,6 @@ from sparsona.data.readers.images import channels_first
 from sparsona.engine.evaluate import Evaluation, evaluate
 from sparsona.experiment.build import unknown_loss
 from sparsona.experiment.stored_models import StoredModels
-from sparsona.runs.folder import warn
 
 ALL = "all"  # in place of a client: every one of them
 ALL_ROWS = "--all-rows (in Python no owners=) evaluates every model on all rows"

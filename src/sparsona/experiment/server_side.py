@@ -12,6 +12,7 @@ from typing import Any
 
 from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.core.errors import SparsonaError
+from sparsona.core.printable import warn
 from sparsona.core.torch_state import usual_torch
 from sparsona.core.update import SERVER
 from sparsona.deploy.federation_file import FederationFile, key_path
@@ -35,7 +36,6 @@ from sparsona.runs.folder import (
     make_empty_folder,
     reached,
     read_json,
-    warn,
     write_atomically,
 )
 from sparsona.runs.functions import changed_functions

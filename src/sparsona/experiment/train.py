@@ -20,6 +20,7 @@ from sparsona.analysis.privacy import accountant
 from sparsona.core import spec
 from sparsona.core.arguments import place, truth
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.printable import warn
 from sparsona.core.targets import LOSSES, given_name
 from sparsona.core.task import Task
 from sparsona.core.torch_state import usual_torch
@@ -55,7 +56,7 @@ from sparsona.methods import MethodCard
 from sparsona.runs.checkpoint import reopen
 from sparsona.runs.declaration import options_of
 from sparsona.runs.facts import Extension, RunFacts, WarmStartFacts
-from sparsona.runs.folder import CONFIG_FILE, GLOBAL_FILE, NETWORK, SUMMARY_FILE, RunFolder, environment, reached, warn
+from sparsona.runs.folder import CONFIG_FILE, GLOBAL_FILE, NETWORK, SUMMARY_FILE, RunFolder, environment, reached
 from sparsona.runs.functions import changed_functions, function_digest
 from sparsona.runs.listing import find_run
 from sparsona.runs.observers import ObserverList, ProgressUpdate
@@ -624,9 +625,9 @@ def _rebuild_context(
     _check_given(folder, "data", config.data, federation)
     _check_given(folder, "model", config.model, model)
     start = None if config.warm_start is None else stored_start(folder)
-    early = _ended_after(folder)
+    early, played = _ended_after(folder), reached(folder.path).completed
     given = with_initial_weights(folder, model)
-    context = make_context(config, federation, given, clock, start, row=row, ends_after=early)
+    context = make_context(config, federation, given, clock, start, row=row, ends_after=early, is_resumed=bool(played))
     if not _is_data_of(folder.facts, context.federation):
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
     trace = context.plan.availability

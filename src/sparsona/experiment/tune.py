@@ -18,7 +18,7 @@ import filelock
 from sparsona import methods
 from sparsona.core.arguments import number, place, text, truth, whole
 from sparsona.core.errors import SparsonaError
-from sparsona.core.printable import printable
+from sparsona.core.printable import printable, warn
 from sparsona.core.rows import html_table, text_table
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
@@ -46,7 +46,7 @@ from sparsona.methods import MethodCard
 from sparsona.runs.comparison import COMPARISON_FILE, REFIT, SEARCH_FILE, TUNED_FILE
 from sparsona.runs.declaration import options_of
 from sparsona.runs.files import check_plain
-from sparsona.runs.folder import make_empty_folder, warn, write_atomically
+from sparsona.runs.folder import make_empty_folder, write_atomically
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import MOST_ROUNDS, OPTIONS
 from sparsona.runs.request import as_stored, parse_method, write_toml

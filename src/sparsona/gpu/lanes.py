@@ -44,8 +44,8 @@ def program_key(phase: Phase, kinds: Hashable) -> tuple[Hashable, Hashable]:
 
 def must_be_alone(phase: Phase, context: ClientContext) -> bool:
     """Whether a phase can be neither stacked nor captured: both pad batches and cannot draw noise."""
-    task = context.task
-    return phase.mixes_examples or not phase.traceable or task.draws_noise or task.moves_buffers
+    task, is_mixed = context.task, phase.mixes_examples or context.task.mixes_examples
+    return is_mixed or not phase.traceable or task.draws_noise or task.moves_buffers
 
 
 def can_be_traced(context: ClientContext) -> bool:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Phase, Tick, Work
-from sparsona.core.printable import warn_once
+from sparsona.core.printable import warn
 from sparsona.core.round import Batch
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.data.batches import in_order
 from sparsona.engine.context import ClientContext
 from sparsona.engine.turn import OpenTurn, take_step
+from sparsona.gpu.lanes import must_be_alone
 
 EXAMPLES = 32  # of one client, that are tried: half of them as examples, the others as padding
 NOISES = (0.0, 0.3, 1.0)  # relative to the entries that are trained: a loss may count some examples only
@@ -35,26 +36,40 @@ class PaddingCheck:
         self._tried: set[Hashable] = set()
 
     def __call__(self, phase: Phase, turn: OpenTurn) -> None:
-        """Raise SparsonaError if the loss of a phase counts examples of weight 0; warn if the run has begun with it.
+        """Raise SparsonaError if the loss of a phase counts examples of weight 0; warn if the run is resumed.
+
+        Final tuning is tried with the first phase: its error would otherwise come when all rounds were played.
 
         Args:
-            phase: one that is run on padded batches.
-            turn: a client's, about to begin that phase.
+            phase: one that is about to run.
+            turn: a client's, before it enters that phase.
         """
+        self._check(phase, turn)
+        plan, tune = self._context.plan, self._context.method.tune
+        if tune is not None and any(plan.tuning_epochs(is_novel) for is_novel in (False, plan.num_novel > 0)):
+            self._check(tune, turn)
+
+    def _check(self, phase: Phase, turn: OpenTurn) -> None:
         what = (phase.loss, phase.trains, phase.batches_per_step)
         size = min(EXAMPLES, turn.train.num_examples, self._context.largest_batch)
-        if _is_ours(phase) or what in self._tried or size < 2:
+        if _is_ours(phase) or must_be_alone(phase, self._context) or what in self._tried or size < 2:
+            return
+        work, whole = turn.work, next(in_order(turn.train, size))
+        try:
+            if phase.enter is not None:
+                work = phase.enter(work, turn.probe.uncharged(), turn.round)
+            is_counted = any(_counts_padding(phase, _with_noise(phase, work, noise), whole) for noise in NOISES)
+        except Exception:  # on few examples, or before its round; if it is wrong, the training that follows says how
             return
         self._tried.add(what)
-        whole = next(in_order(turn.train, size))
-        if not any(_counts_padding(phase, _with_noise(phase, turn.work, noise), whole) for noise in NOISES):
+        if not is_counted:
             return
         wrong = (
             f"the loss of {self._context.method.name or 'a method'}'s phase '{phase.name}' counts the examples of "
             "weight 0 that fill up batches"
         )
-        if turn.round.index:  # resumed, perhaps from a version that did not try: it ends as it began
-            warn_once(f"{wrong}: results are not those of executor='serial'")
+        if self._context.plan.is_resumed:  # perhaps from a version that did not try: it ends as it began
+            warn(f"{wrong}: results are not those of executor='serial'")
             return
         raise SparsonaError(
             wrong,
@@ -84,11 +99,8 @@ def _counts_padding(phase: Phase, work: Work, whole: Batch) -> bool:
     size = len(whole.targets)
     half = size // 2
     others, again = [*range(size)], [place % half for place in range(size)]
-    try:
-        alone = _try(phase, work, _padded(whole, others[:half], half))
-        filled, otherwise = (_try(phase, work, _padded(whole, places, half)) for places in (others, again))
-    except Exception:  # on few examples; if it is wrong, the training that follows says how
-        return False
+    alone = _try(phase, work, _padded(whole, others[:half], half))
+    filled, otherwise = (_try(phase, work, _padded(whole, places, half)) for places in (others, again))
     # Not `alone` against `filled`: a gate whose scores tie may choose otherwise by rounding alone.
     by_content = any(_distance(one, other) > SAME for one, other in zip(filled, otherwise, strict=True))
     by_number = _distance(filled[1] * size, alone[1] * half) < SAME and bool(alone[1].any())

@@ -300,7 +300,7 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
         deploy=deploy if has_bias or not (masks_outputs and filling) else None,
         tune=phase,
         server=server,
-        adapt=adapt if task.mixes_examples else None,
+        adapt=adapt if task.mixes_examples and task.buffer_layout.slots else None,
         adapts_tuned=True,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.printable import warn
 from sparsona.costs import QUIRKS
 from sparsona.engine.profiler import OFF, Clock
 from sparsona.experiment.build import make_config, make_configs
@@ -43,7 +44,7 @@ from sparsona.reproduce.rows import (
 )
 from sparsona.reproduce.table import Cell, Known, aligned, cells, costs_of, lines
 from sparsona.runs.comparison import REPRODUCTION_FILE
-from sparsona.runs.folder import RunFolder, explain_disk_errors, read_json, warn, write_atomically
+from sparsona.runs.folder import RunFolder, explain_disk_errors, read_json, write_atomically
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import CIRCUMSTANCES, RunConfig
 from sparsona.runs.validation import validate

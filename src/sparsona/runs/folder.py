@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import sqlite3
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +22,6 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import drafted_name
-from sparsona.core.printable import printable
 from sparsona.core.version import VERSION
 from sparsona.runs import records
 from sparsona.runs.facts import FORMAT, RunFacts
@@ -512,8 +510,3 @@ def _json(value: dict[str, Any]) -> bytes:
     """An entry a line. Not indented further: that takes Python half a minute for 100,000 clients."""
     lines = (f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
-
-
-def warn(text: str) -> None:
-    """Print a warning, on stderr so that --json stays clean."""
-    print(f"warning: {printable(text)}", file=sys.stderr)

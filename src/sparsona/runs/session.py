@@ -18,6 +18,7 @@ import numpy as np
 
 from sparsona.core.errors import DivergedError, SparsonaError
 from sparsona.core.points import FEW, RECEIVED
+from sparsona.core.printable import warn
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
@@ -29,7 +30,7 @@ from sparsona.engine.profiler import START
 from sparsona.engine.rounds import check_plan, engine_for
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.facts import RunFacts
-from sparsona.runs.folder import GLOBAL_FILE, SUMMARY_FILE, RunFolder, warn
+from sparsona.runs.folder import GLOBAL_FILE, SUMMARY_FILE, RunFolder
 from sparsona.runs.manifest import MANIFEST
 from sparsona.runs.observers import (
     ClientEvaluation,

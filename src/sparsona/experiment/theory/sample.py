@@ -197,7 +197,7 @@ def check_algorithm(sample: Sample, largest_gradient: float, phases: Sequence[Ph
     if attack := sample.folder.config.get("attack"):
         found.append(Assumption("all clients are honest", "violated", f"attack={attack}"))
     if task.mixes_examples or task.draws_noise:
-        what = "BatchNorm" if task.mixes_examples else "dropout"
+        what = "BatchNorm, or other means over a batch" if task.mixes_examples else "dropout"
         found.append(Assumption("the loss is a mean over examples", "violated", f"{what}; estimates: evaluation mode"))
     if sample.context.federation.view.augments:
         why = "training augments images; estimates are of the images as they are"

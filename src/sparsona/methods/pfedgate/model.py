@@ -110,7 +110,7 @@ class GatedModel:
             )
         if task.mixes_examples and (config.gating == "sample" or config.deploy_gate == "sample"):
             raise SparsonaError(
-                "BatchNorm in a model of which every example has its own",
+                "a model that mixes the examples of a batch, as BatchNorm does, where every example has its own",
                 expected="a model whose examples do not see each other (GroupNorm)",
                 hint="gating=batch with deploy_gate=stored, or another norm",
             )
