@@ -329,6 +329,10 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
 def _say_clients(found: Protocol, folder: RunFolder, completed: int, took_part: int) -> None:
     """Who is in the mean and who is not."""
     config, facts = folder.config, folder.facts
+    if facts.drawn_by:
+        num = len(facts.sizes)
+        were = "was" if num == 1 else "were"
+        found.say("clients", f"The {plural(num, 'client')} {were} drawn from all examples by partition {facts.drawn_by}.")
     if untested := int(((facts.sizes[:, 2] == 0) & (facts.sizes[:, 0] > 0)).sum()):
         has, is_ = ("has", "is") if untested == 1 else ("have", "are")
         found.say("clients", f"{plural(untested, 'client')} {has} no test data and {is_} not in the mean.")

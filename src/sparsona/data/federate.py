@@ -272,6 +272,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         client_names=names,
         class_names=pool.class_names,
         client_owners=numbers,
+        drawn_by="" if partition.finds_clients else plan.partition,
     )
 
 
