@@ -157,7 +157,7 @@ def federate(
         x, packing = pack(table.x, owners=whose)
         refuse_other(packing, view, tokens)
     else:
-        x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens, owners=whose)
+        x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens, owners=whose, columns=table.columns)
     requested, task = task, validate.find_task([y], task)
     y = validate.check_targets(y, as_tokens=tokens, task=requested, owners=whose)
     validate.check_lengths(x, y)

@@ -675,7 +675,9 @@ class Federation:
                 x, packing = pack(given.x, where, packing)
                 refuse_other(packing, view, tokens, where)
             else:
-                x = validate.check_inputs(given.x, where, as_bytes=view is not None, as_tokens=tokens)
+                x = validate.check_inputs(
+                    given.x, where, as_bytes=view is not None, as_tokens=tokens, columns=given.columns
+                )
             y = validate.check_targets(labels, where, as_tokens=tokens, task=validate.task_of(labels, requested, task))
             validate.check_lengths(x, y, where)
             if not x.shape[0]:
