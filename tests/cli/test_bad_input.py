@@ -206,6 +206,19 @@ def test_labels_that_are_not_0_to_c(labels, words):
     assert caught.value.hint
 
 
+def test_labels_that_are_true_or_false():
+    x, y = np.zeros((30, 4), dtype=np.float32), np.arange(30) % 2 == 0
+    with pytest.raises(sp.SparsonaError, match=r"type bool\n(.|\n)*hint: +task=\"binary\""):
+        sp.federate(x, y, clients=2)
+    with pytest.raises(sp.SparsonaError, match=r"shape \(30, 2\)\n(.|\n)*hint: +task=\"multilabel\": each column"):
+        sp.federate(x, np.stack([y, ~y], axis=1), clients=2)
+    sp.federate(x, y, clients=2, task="binary")
+    sp.federate(x, np.stack([y, ~y], axis=1), clients=2, task="multilabel", partition="iid")
+    federation = sp.federate(x, y.astype(int), clients=2)
+    with pytest.raises(sp.SparsonaError, match=r"hint: (.*), or task=\"binary\""):
+        sp.train("fedavg", federation, torch.nn.Linear(4, 1), rounds=1)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nan_in_data(bad):
     x = np.zeros((30, 4), dtype=np.float32)

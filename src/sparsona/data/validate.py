@@ -143,12 +143,16 @@ def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
             expected="one label per example, shape (N,)",
             hint="y.reshape(-1), perhaps"
             if y.ndim != 2 or y.shape[1] < 2
+            else 'task="multilabel": each column is a label'
+            if y.dtype.kind == "b"
             else 'task="multilabel" if each column is a label that is 0 or 1, task="regression" if it is a number, '
             "y.argmax(1) if rows are one-hot",
         )
     if y.dtype.kind not in "iu" and len(y):
         hint = f"y.astype(numpy.int64) if they are classes, {AS_NUMBERS} if they are quantities"
-        if y.dtype.kind not in "fb":
+        if y.dtype.kind == "b":
+            hint = 'task="binary" for a model with one logit, y.astype(numpy.int64) for one with two'
+        elif y.dtype.kind != "f":
             hint = "number them with numpy.unique(y, return_inverse=True)[1]"
         raise SparsonaError(
             f"{where}labels of type {y.dtype}{what_is_in(y)}",
