@@ -123,6 +123,7 @@ def test_refused(say, tmp_path, monkeypatch, args, words):
         (["run", "fedspa", "--learning-rate", "1"], ["No such option '--learning-rate'", "Did you mean '--lr'?"]),
         (["run", "fedavg", "--num-models", "2"], ["Did you mean '--set num_models=VALUE', an option of fedem?"]),
         (["run", "fedavg", "--patience", "2"], ["Did you mean '--set patience=VALUE'?"]),
+        (["run", "fedavg", "--seeds", "2"], ["No such option '--seeds'. `sparsona compare` has it; here it is '--seed'"]),
         (["rnu", "fedspa"], ["No such command 'rnu'", "Did you mean 'run'?"]),
         (["run"], ["Missing argument 'METHOD'"]),
         (["run", "fedspa", "--rounds", "many"], ["Invalid value for '--rounds'", "'many'"]),
@@ -215,7 +216,7 @@ def test_labels_that_are_true_or_false():
     sp.federate(x, y, clients=2, task="binary")
     sp.federate(x, np.stack([y, ~y], axis=1), clients=2, task="multilabel", partition="iid")
     federation = sp.federate(x, y.astype(int), clients=2)
-    with pytest.raises(sp.SparsonaError, match=r"hint: (.*), or task=\"binary\""):
+    with pytest.raises(sp.SparsonaError, match=r"hint: (.*); or use task=\"binary\""):
         sp.train("fedavg", federation, torch.nn.Linear(4, 1), rounds=1)
 
 
