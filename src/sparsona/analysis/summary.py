@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.conditions import conditions, conditions_sentence, early_stop
-from sparsona.analysis.format import plural
+from sparsona.analysis.format import between, plural
 from sparsona.analysis.gates import mean_measures
 from sparsona.analysis.heard import (
     divergence_sentence,
@@ -243,14 +243,14 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
     which = WHICH.get(kind, point_of(point).text)
     tested = count[count > 0]
     chosen = TESTED_ON.get(facts.tested_on.partition(":")[0], "")
-    unit = "tokens" if facts.predicts_tokens else "examples"
+    unit = "token" if facts.predicts_tokens else "example"
     when = f"after round {completed} of {config['rounds']}" if config["rounds"] else "no rounds were played"
     if len(tested):
         found.say("model", f"{which[0].upper()}{which[1:]}.")
         found.say(
             "test data",
-            f"Each client's own test data ({tested.min()} to {tested.max()} {unit}), {chosen}never used in any "
-            "decision.",
+            f"Each client's own test data ({between(int(tested.min()), int(tested.max()), unit)}), "
+            f"{chosen}never used in any decision.",
         )
         last = ", the last and not the best" if config["rounds"] else ""
         found.say("result", f"The mean over {plural(len(tested), 'client')}, each counting the same, {when}{last}.")
