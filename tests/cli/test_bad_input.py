@@ -64,12 +64,18 @@ from sparsona.runs.folder import RunFolder
         (["run", "fedavg", "--set", "metrics=F1"], ["unknown metric 'F1'", "did you mean 'f1'?"]),
         (["run", "fedavg", "--partition", "person"], ["unknown partition 'person'", "did you mean 'natural'?"]),
         (["run", "fedspa", "--set", "density"], ["'density' is not an option", "key=value"]),
-        (["run", "fedspa", "--density", "0"], ["density = 0.0", "greater than 0", "give density a number: above 0, at most 1"]),
+        (
+            ["run", "fedspa", "--density", "0"],
+            ["density = 0.0", "greater than 0", "give density a number: above 0, at most 1"],
+        ),
         (["run", "fedspa", "--density", "1.5"], ["density = 1.5", "less than or equal to 1"]),
         (["run", "fedspa", "--density", "nan"], ["density = nan", "give density a number: above 0, at most 1"]),
         (["run", "fedspa:density=nan"], ["density = 'nan'"]),
         (["run", "fedspa", "--lr", "nan"], ["lr = nan", "finite"]),
-        (["run", "fedspa", "--rounds", "-1"], ["rounds = -1", "greater than or equal to 0", "give rounds a whole number: 0 or more"]),
+        (
+            ["run", "fedspa", "--rounds", "-1"],
+            ["rounds = -1", "greater than or equal to 0", "give rounds a whole number: 0 or more"],
+        ),
         (["run", "fedspa", "--set", "lr=fast"], ["lr = 'fast'", "expected: a number\n", "give lr a number: above 0"]),
         (["run", "fedspa", "--rounds", "0"], ["rounds = 0 without a model", "--warm-start RUN"]),
         (
@@ -124,7 +130,10 @@ def test_refused(say, tmp_path, monkeypatch, args, words):
         (["run", "fedspa", "--learning-rate", "1"], ["No such option '--learning-rate'", "Did you mean '--lr'?"]),
         (["run", "fedavg", "--num-models", "2"], ["Did you mean '--set num_models=VALUE', an option of fedem?"]),
         (["run", "fedavg", "--patience", "2"], ["Did you mean '--set patience=VALUE'?"]),
-        (["run", "fedavg", "--seeds", "2"], ["No such option '--seeds'. `sparsona compare` has it; here it is '--seed'"]),
+        (
+            ["run", "fedavg", "--seeds", "2"],
+            ["No such option '--seeds'. `sparsona compare` has it; here it is '--seed'"],
+        ),
         (["rnu", "fedspa"], ["No such command 'rnu'", "Did you mean 'run'?"]),
         (["run"], ["Missing argument 'METHOD'"]),
         (["run", "fedspa", "--rounds", "many"], ["Invalid value for '--rounds'", "'many'"]),

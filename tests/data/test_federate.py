@@ -303,7 +303,9 @@ def test_data_of_ones_own_without_owners_is_told_how_to_name_them():
     with pytest.raises(SparsonaError, match=whose):
         share(pool_of(), partition="natural")
     x, y = np.zeros((40, 2), np.float32), np.arange(40) % 2
-    with pytest.raises(SparsonaError, match=r"neither owners nor a number of clients\n(.|\n)*hint: +owners= (.)*clients="):
+    with pytest.raises(
+        SparsonaError, match=r"neither owners nor a number of clients\n(.|\n)*hint: +owners= (.)*clients="
+    ):
         federate(x, y)
     with pytest.raises(SparsonaError, match="partition iid without a number of clients"):
         federate(x, y, partition="iid")

@@ -275,7 +275,9 @@ def test_gaps_in_a_table_are_said_to_be_in_which_column():
         federate(rows, clients=2)
     x = np.zeros((24, 9), np.float32)
     x[:, [1, 7]] = np.inf
-    with pytest.raises(SparsonaError, match="in 24 of 24 examples, the first is example 0, in columns 1, 7\n") as caught:
+    with pytest.raises(
+        SparsonaError, match="in 24 of 24 examples, the first is example 0, in columns 1, 7\n"
+    ) as caught:
         federate(x, Y, clients=2)
     assert caught.value.hint == "fill the gaps, or leave these columns out"
 

@@ -332,7 +332,9 @@ def _say_clients(found: Protocol, folder: RunFolder, completed: int, took_part: 
     if facts.drawn_by:
         num = len(facts.sizes)
         were = "was" if num == 1 else "were"
-        found.say("clients", f"The {plural(num, 'client')} {were} drawn from all examples by partition {facts.drawn_by}.")
+        found.say(
+            "clients", f"The {plural(num, 'client')} {were} drawn from all examples by partition {facts.drawn_by}."
+        )
     if untested := int(((facts.sizes[:, 2] == 0) & (facts.sizes[:, 0] > 0)).sum()):
         has, is_ = ("has", "is") if untested == 1 else ("have", "are")
         found.say("clients", f"{plural(untested, 'client')} {has} no test data and {is_} not in the mean.")

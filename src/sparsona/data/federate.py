@@ -157,7 +157,9 @@ def federate(
         x, packing = pack(table.x, owners=whose)
         refuse_other(packing, view, tokens)
     else:
-        x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens, owners=whose, columns=table.columns)
+        x = validate.check_inputs(
+            table.x, as_bytes=view is not None, as_tokens=tokens, owners=whose, columns=table.columns
+        )
     requested, task = task, validate.find_task([y], task)
     y = validate.check_targets(y, as_tokens=tokens, task=requested, owners=whose)
     validate.check_lengths(x, y)
@@ -191,7 +193,7 @@ def federate(
         raise SparsonaError(
             "neither owners nor a number of clients",
             expected="whose each example is, or how many clients to draw from all examples",
-            hint="owners= takes a name or a number for each example, owner= a column of a table; or clients=20 draws 20",
+            hint="owners= takes a name or a number for each example, owner= a column of a table; clients=20 draws 20",
         )
     if partition is None:
         partition = SplitPlan.partition if owners is None else "natural"

@@ -55,8 +55,8 @@ class Columns:
 class Given:
     """Examples taken out of what the user passed: still to be checked.
 
-    `class_names` where the source has them; `columns`: the names of those of `x`, of a table. `is_image`: pictures as bytes, channels first. `num_train`: the first so
-    many are for training and the others for testing.
+    `class_names` where the source has them; `columns`: the names of those of `x`, of a table. `is_image`: pictures as
+    bytes, channels first. `num_train`: the first so many are for training and the others for testing.
     """
 
     x: Any
