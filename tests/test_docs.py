@@ -97,6 +97,7 @@ def test_a_table_as_data(tmp_path, monkeypatch, capsys):
     Path("visits.csv").write_text("\n".join(["age,pressure,dose,diagnosis,hospital", *lines]))
     exec(to_npz, found := {"sp": sp, "torch": torch})
     found |= dict(zip(("x", "y", "owners"), read_new(Path("visits.npz")), strict=True))
+    found.pop("torch", None)  # it imports that itself
     exec(scaling, found)
     assert found["federation"].client_names == ("north", "south")
     said = capsys.readouterr().err

@@ -52,13 +52,14 @@ def test_markdown_and_latex(make_comparison: MakeComparison) -> None:
     assert lines[3].startswith("| Fed\\|Avg\\_2% & more&lt;img src=x&gt; | ")
     assert sum("**" in line for line in lines) >= 1
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
-    said, text = to_latex(views, caption="100% of 5", label="tab:x").split("\n", 1)
+    said, needs, text = to_latex(views, caption="100% of 5", label="tab:x").split("\n", 2)
     assert said.startswith("% digits, dirichlet:0.3; ")
     assert text.startswith("\\begin{table}")
     assert r"Fed|Avg\_2\% \& more\textless{}img src=x\textgreater{} & " in text
     assert r"\caption{100\% of 5}" in text
     assert r"\label{tab:x}" in text
-    _, alone = to_latex(views, label="tab:a_b").split("\n", 1)
+    assert needs == r"% This table needs \usepackage{booktabs}."
+    *_, alone = to_latex(views, label="tab:a_b").split("\n", 2)
     assert alone.startswith("\\begin{table}\n\\centering\n\\label{tab:a_b}\n\\begin{tabular}")
     for label in ("x}\\input{secret", "50%", "a,b"):
         with pytest.raises(SparsonaError, match="the label"):

@@ -151,7 +151,8 @@ def test_every_form_of_the_table_says_what_its_reader_must_know(make_view: Calla
     assert latex[0] == ("% digits, dirichlet:0.3; the data's usual network; 2 methods; 1 seed; 20 clients; 50 rounds")
     assert said in latex[2]
     assert latex[1] == "% Ditto (ditto-1) failed: training diverged."
-    assert latex[3].startswith(r"\begin{tabular}")
+    assert latex[3] == r"% This table needs \usepackage{booktabs}."
+    assert latex[4].startswith(r"\begin{tabular}")
     assert "Ditto (ditto-1) failed" in text + page
     assert r"Ditto (ditto-1) failed" in to_markdown(views, missing=[failed])
 
@@ -217,7 +218,7 @@ def test_what_has_not_finished_is_said_and_is_never_the_best(make_view: Callable
         }
         assert not any("unfinished" in line for line in numbers(over, per))
     assert round_notes(over) == []
-    assert to_latex(over).count("%") == 1 + to_latex(over).count(r"\%")  # what it is of alone
+    assert to_latex(over).count("%") == 2 + to_latex(over).count(r"\%")  # what it is of, and its package
 
 
 def test_unequal_numbers_of_rounds_are_said(make_view: Callable[..., RunView]) -> None:
@@ -225,7 +226,7 @@ def test_unequal_numbers_of_rounds_are_said(make_view: Callable[..., RunView]) -
     views = [make_view("FedAvg", 1, rounds=30), make_view("FedAvg", 2, rounds=34), make_view("FedSpa (DST)", rounds=34)]
     said = "Not all runs had the same number of rounds: FedAvg 30 and 34, FedSpa (DST) 34."
     assert round_notes(views) == notes(views)[:1] == [said]
-    assert f"\n% {said}\n\\begin{{tabular}}" in to_latex(views)
+    assert f"\n% {said}\n% This table needs" in to_latex(views)
     assert to_markdown(views).endswith(f" |\n\n{said}\n")
     matched = [
         dataclasses.replace(view, config={**view.config, "matched": {"by": "flops", "budget": None}}) for view in views

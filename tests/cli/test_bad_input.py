@@ -64,12 +64,19 @@ from sparsona.runs.folder import RunFolder
         (["run", "fedavg", "--set", "metrics=F1"], ["unknown metric 'F1'", "did you mean 'f1'?"]),
         (["run", "fedavg", "--partition", "person"], ["unknown partition 'person'", "did you mean 'natural'?"]),
         (["run", "fedspa", "--set", "density"], ["'density' is not an option", "key=value"]),
-        (["run", "fedspa", "--density", "0"], ["density = 0.0", "greater than 0", "give density another value"]),
+        (
+            ["run", "fedspa", "--density", "0"],
+            ["density = 0.0", "greater than 0", "give density a number: above 0, at most 1"],
+        ),
         (["run", "fedspa", "--density", "1.5"], ["density = 1.5", "less than or equal to 1"]),
-        (["run", "fedspa", "--density", "nan"], ["density = nan", "give density another value"]),
+        (["run", "fedspa", "--density", "nan"], ["density = nan", "give density a number: above 0, at most 1"]),
         (["run", "fedspa:density=nan"], ["density = 'nan'"]),
         (["run", "fedspa", "--lr", "nan"], ["lr = nan", "finite"]),
-        (["run", "fedspa", "--rounds", "-1"], ["rounds = -1", "greater than or equal to 0"]),
+        (
+            ["run", "fedspa", "--rounds", "-1"],
+            ["rounds = -1", "greater than or equal to 0", "give rounds a whole number: 0 or more"],
+        ),
+        (["run", "fedspa", "--set", "lr=fast"], ["lr = 'fast'", "expected: a number\n", "give lr a number: above 0"]),
         (["run", "fedspa", "--rounds", "0"], ["rounds = 0 without a model", "--warm-start RUN"]),
         (
             ["run", "fedspa", "--clients", "4", "--per-round", "5"],
@@ -123,6 +130,10 @@ def test_refused(say, tmp_path, monkeypatch, args, words):
         (["run", "fedspa", "--learning-rate", "1"], ["No such option '--learning-rate'", "Did you mean '--lr'?"]),
         (["run", "fedavg", "--num-models", "2"], ["Did you mean '--set num_models=VALUE', an option of fedem?"]),
         (["run", "fedavg", "--patience", "2"], ["Did you mean '--set patience=VALUE'?"]),
+        (
+            ["run", "fedavg", "--seeds", "2"],
+            ["No such option '--seeds'. `sparsona compare` has it; here it is '--seed'"],
+        ),
         (["rnu", "fedspa"], ["No such command 'rnu'", "Did you mean 'run'?"]),
         (["run"], ["Missing argument 'METHOD'"]),
         (["run", "fedspa", "--rounds", "many"], ["Invalid value for '--rounds'", "'many'"]),
@@ -204,6 +215,19 @@ def test_labels_that_are_not_0_to_c(labels, words):
         sp.federate(np.zeros((30, 4), dtype=np.float32), np.array(labels), clients=2, min_size=2)
     assert caught.value.expected
     assert caught.value.hint
+
+
+def test_labels_that_are_true_or_false():
+    x, y = np.zeros((30, 4), dtype=np.float32), np.arange(30) % 2 == 0
+    with pytest.raises(sp.SparsonaError, match=r"type bool\n(.|\n)*hint: +task=\"binary\""):
+        sp.federate(x, y, clients=2)
+    with pytest.raises(sp.SparsonaError, match=r"shape \(30, 2\)\n(.|\n)*hint: +task=\"multilabel\": each column"):
+        sp.federate(x, np.stack([y, ~y], axis=1), clients=2)
+    sp.federate(x, y, clients=2, task="binary")
+    sp.federate(x, np.stack([y, ~y], axis=1), clients=2, task="multilabel", partition="iid")
+    federation = sp.federate(x, y.astype(int), clients=2)
+    with pytest.raises(sp.SparsonaError, match=r"hint: (.*); or use task=\"binary\""):
+        sp.train("fedavg", federation, torch.nn.Linear(4, 1), rounds=1)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -77,7 +77,7 @@ def test_the_protocol_in_words(say, tmp_path):
         assert f"report: {method}/report.html\n" in said.out
         assert (tmp_path / method / "report.html").stat().st_size > 1000
         texts[method] = said.out.partition("How this was measured:\n")[2].partition("\n\n")[0]
-        assert "  test data: Each client's own test data (10 to 10 examples), " in texts[method]
+        assert "  test data: Each client's own test data (10 examples), " in texts[method]
         assert "  result: The mean over 5 clients, each counting the same, after round 3 of 3, " in texts[method]
         assert "the last and not the best" in texts[method]
     assert texts["fedspa"].startswith("  model: The personal model each client would deploy")

@@ -43,6 +43,32 @@ def test_options_that_say_nothing_about_data_are_refused():
         invoke("data", "show", "digits", "--set", "rounds=3")
 
 
+def test_the_protocol_says_that_clients_were_drawn_unless_they_are_owners(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y, owners = rng.random((120, 4), dtype=np.float32), np.arange(120) % 3, np.repeat(["a", "b", "c", "d"], 30)
+    np.savez(tmp_path / "nobody.npz", x=x, y=y)
+    np.savez(tmp_path / "owned.npz", x=x, y=y, owners=owners)
+
+    def told(source, *words):
+        run = ("run", "fedavg", "--data", tmp_path / source, "--rounds", 1, "--out", tmp_path / f"run{len(texts)}")
+        return invoke(*run, *words).stdout.partition("How this was measured:\n")[2]
+
+    texts = []
+    texts.append(told("nobody.npz", "--clients", 3))
+    assert "  clients: The 3 clients were drawn from all examples by partition dirichlet:0.3.\n" in texts[0]
+    texts.append(told("owned.npz"))
+    assert texts[1]
+    assert "drawn from" not in texts[1]
+    texts.append(told("owned.npz", "--clients", 1, "--partition", "iid"))
+    assert "  clients: The 1 client was drawn from all examples by partition iid.\n" in texts[2]
+    sp.federate(x, y, clients=4, partition="shards:2").save(tmp_path / "saved")
+    made = sp.Federation.open(tmp_path / "saved")
+    run = sp.train("fedavg", made, rounds=1, out=tmp_path / "made")
+    assert "The 4 clients were drawn from all examples by partition shards:2." in run.protocol
+    own = sp.train("fedavg", sp.Federation.from_clients([(x, y), (x, y)]), rounds=1, out=tmp_path / "own")
+    assert "drawn from" not in own.protocol
+
+
 @pytest.fixture
 def people(tmp_path):
     """Images of bytes by seven writers, and half as many that were published to test on, of the same writers."""

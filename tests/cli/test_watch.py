@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -94,6 +97,24 @@ class _StopAfter:
         if result.completed >= self.rounds:
             self.look()
             raise KeyboardInterrupt
+
+
+def test_a_reader_that_leaves_in_the_middle_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors, is_over, end = [], threading.Event(), ThreadingHTTPServer.shutdown_request
+
+    def shutdown_request(server: ThreadingHTTPServer, request: socket.socket) -> None:
+        end(server, request)
+        is_over.set()
+
+    monkeypatch.setattr(ThreadingHTTPServer, "shutdown_request", shutdown_request)
+    monkeypatch.setattr(ThreadingHTTPServer, "handle_error", lambda *_: errors.append(sys.exception()))
+    monkeypatch.setattr(live, "live_page", lambda _: live.LivePage("x" * 50_000_000, is_final=True))
+    with served(tmp_path) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as reader:
+            reader.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            assert reader.recv(100).startswith(b"HTTP/1.0 200")
+        assert is_over.wait(60)
+    assert not errors
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

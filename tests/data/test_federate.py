@@ -298,6 +298,19 @@ def test_what_cannot_be_done_is_told(options, words):
     assert words in str(error.value)
 
 
+def test_data_of_ones_own_without_owners_is_told_how_to_name_them():
+    whose = r"'made-up' does not say whose(.|\n)*a name or a number\n(.|\n)*array `owners`(.|\n)*owners= in Python"
+    with pytest.raises(SparsonaError, match=whose):
+        share(pool_of(), partition="natural")
+    x, y = np.zeros((40, 2), np.float32), np.arange(40) % 2
+    with pytest.raises(
+        SparsonaError, match=r"neither owners nor a number of clients\n(.|\n)*hint: +owners= (.)*clients="
+    ):
+        federate(x, y)
+    with pytest.raises(SparsonaError, match="partition iid without a number of clients"):
+        federate(x, y, partition="iid")
+
+
 def test_without_a_published_test_set_there_is_only_the_split():
     assert share(pool_of(num_train=None), clients=4, partition="iid").tested_on == "split"
     with pytest.raises(SparsonaError, match="no published test set"):

@@ -271,6 +271,29 @@ def test_a_column_of_the_libraries_own_numbers():
         federate(Frame(age=ages, y=Y.tolist()), clients=2)
 
 
+def test_gaps_in_a_table_are_said_to_be_in_which_column():
+    gaps = [float("nan") if place in (5, 6) else 1.0 for place in range(24)]
+    frame = Frame(a=[0.0] * 24, b=[1.0] * 24, c=gaps, y=Y.tolist())
+    with pytest.raises(SparsonaError, match="in 2 of 24 examples, the first is example 5, in column 'c'\n") as caught:
+        federate(frame, clients=2)
+    assert caught.value.expected == "finite numbers, none beyond 3.4e38"
+    assert caught.value.hint == "drop these examples or fill the gaps"
+    with pytest.raises(SparsonaError, match=r"client north: (.)*example 5, in column 'c'"):
+        sp.Federation.from_clients({"north": frame, "south": frame})
+    with pytest.raises(SparsonaError, match="in 2 of 48 examples, the first is example 29, in column 'c'"):
+        federate({"train": Frame(a=[0.0] * 24, b=[1.0] * 24, c=[1.0] * 24, y=Y.tolist()), "test": frame}, clients=2)
+    rows = {"a": np.zeros(24), "b": np.array(gaps), "y": Y}
+    with pytest.raises(SparsonaError, match="in column 'b'"):
+        federate(rows, clients=2)
+    x = np.zeros((24, 9), np.float32)
+    x[:, [1, 7]] = np.inf
+    with pytest.raises(
+        SparsonaError, match="in 24 of 24 examples, the first is example 0, in columns 1, 7\n"
+    ) as caught:
+        federate(x, Y, clients=2)
+    assert caught.value.hint == "fill the gaps, or leave these columns out"
+
+
 def test_gaps_are_said_to_be_whose():
     x, y = np.zeros((24, 2), np.float32), np.linspace(0, 1, 24)
     x[[5, 6, 13]] = np.nan

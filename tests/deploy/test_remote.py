@@ -409,7 +409,7 @@ def test_a_vault_has_one_owner_at_a_time(tmp_path):
     first.release()
     second.claim("run", 0, "data")
     second.release()
-    with pytest.raises(SparsonaError, match="made with another data"):
+    with pytest.raises(SparsonaError, match="belongs to other data"):
         first.claim("run", 0, "other data")
 
 

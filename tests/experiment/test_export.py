@@ -259,8 +259,8 @@ def test_a_card_names_the_comparison_and_classes_without_examples(tmp_path):
     quick = {"rounds": 1, "model": "mlp", "progress": False}
     (run,) = sp.compare(["local"], sp.Federation.from_clients(clients), out=tmp_path / "both", **quick).runs
     card, other = (run.export(who, tmp_path / f"{who}.onnx").card.read_text(encoding="utf-8") for who in (1, 2))
-    assert "A model of the run both-local-seed0, exported by" in card
-    assert b"both-local-seed0" in (tmp_path / "1.onnx").read_bytes()
+    assert "A model of the run both/local-seed0, exported by" in card
+    assert b"both/local-seed0" in (tmp_path / "1.onnx").read_bytes()
     assert "The client has no training examples of 1 class: 0." in card
     assert "The client has no training examples of 2 classes: 0, 2." in other
 

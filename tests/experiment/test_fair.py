@@ -357,7 +357,7 @@ def test_a_result_names_what_its_preset_changed():
     assert told == (
         " 'dispfl': validation_rate=0.0, batch_size=128, clip_norm=none, accuracy_on=train, divide_by=used, "
         "prunes=weights, overshoots=True; not as published: clients=4 (100), rounds=1 (500), per_round=4 (10), "
-        "prune_rate=0.1 (0.05)."
+        "prune_rate=0.1 (0.05).\nclients: The 4 clients were drawn from all examples by partition dirichlet:0.3."
     )
 
 

@@ -52,6 +52,22 @@ def test_every_cell_has_its_count() -> None:
     assert [list(map(int, found)) for found in widths] == [list(size) for _, size in partition.parts]
 
 
+@pytest.mark.parametrize("clients", [1, 4])
+def test_few_clients_and_long_names_of_classes_leave_room_for_both(clients: int) -> None:
+    partition = replace(make_partition(clients, 6), class_names=tuple(f"{'W' * 19}{one}" for one in range(6)))
+    picture = draw(partition)
+    picture.svg()  # would warn that constrained_layout was not applied
+    picture.inline()
+    assert all(axes.get_position().height > 0.1 for axes in picture.figure.axes[:2])
+
+
+def test_groups_of_equal_clients_have_one_size() -> None:
+    sizes = {"train": np.full(600, 50), "validation": np.full(600, 4), "test": np.full(600, 20)}
+    titles = titles_in(draw(Partition("many", sizes)).svg())
+    assert any(title.endswith("clients with 74 examples") for title in titles)
+    assert not any("74 to 74" in title for title in titles)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_file_that_stands_alone(shape: tuple[int, int]) -> None:
     partition = make_partition(*shape)

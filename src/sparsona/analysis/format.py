@@ -87,6 +87,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
+def between(low: int, high: int, noun: str) -> str:
+    """A range of counts and its noun: 3 to 12 clients; 3 clients where both are the same."""
+    return plural(low, noun) if low == high else f"{low:,} to {plural(high, noun)}"
+
+
 def cut(text: str, most: int) -> str:
     """The text, or its beginning and an ellipsis where it is longer than `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -234,6 +234,7 @@ def to_latex(
     """
     titles, rows = _chosen(views, every)
     comments = ["% " + _escape(" ".join(one.split())) for one in ("; ".join(scope(views)), *notes(views, missing))]
+    comments.append(r"% This table needs \usepackage{booktabs}.")
     lines = [rf"\begin{{tabular}}{{l{'r' * len(titles)}}}", r"\toprule"]
     lines += [" & ".join(["method", *map(_escape, titles)]) + r" \\", r"\midrule"]
     for row, cells in rows:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsona.analysis.format import plural
+from sparsona.analysis.format import between, plural
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import FEW
 
@@ -100,4 +100,4 @@ def group_clients(totals: np.ndarray, most: int) -> list[np.ndarray]:
 
 def _spread(values: np.ndarray, noun: str) -> str:
     low, high, middle = int(values.min()), int(values.max()), float(np.median(values))
-    return plural(low, noun) if low == high else f"{low:,} to {plural(high, noun)} (median {middle:,.10g})"
+    return between(low, high, noun) + f" (median {middle:,.10g})" * (low < high)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.conditions import conditions, conditions_sentence, early_stop
-from sparsona.analysis.format import plural
+from sparsona.analysis.format import between, plural
 from sparsona.analysis.gates import mean_measures
 from sparsona.analysis.heard import (
     divergence_sentence,
@@ -251,14 +251,14 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
     which = WHICH.get(kind, point_of(point).text)
     tested = count[count > 0]
     chosen = TESTED_ON.get(facts.tested_on.partition(":")[0], "")
-    unit = "tokens" if facts.predicts_tokens else "examples"
+    unit = "token" if facts.predicts_tokens else "example"
     when = f"after round {completed} of {config['rounds']}" if config["rounds"] else "no rounds were played"
     if len(tested):
         found.say("model", f"{which[0].upper()}{which[1:]}.")
         found.say(
             "test data",
-            f"Each client's own test data ({tested.min()} to {tested.max()} {unit}), {chosen}never used in any "
-            "decision.",
+            f"Each client's own test data ({between(int(tested.min()), int(tested.max()), unit)}), "
+            f"{chosen}never used in any decision.",
         )
         last = ", the last and not the best" if config["rounds"] else ""
         found.say("result", f"The mean over {plural(len(tested), 'client')}, each counting the same, {when}{last}.")
@@ -337,6 +337,12 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
 def _say_clients(found: Protocol, folder: RunFolder, completed: int, took_part: int) -> None:
     """Who is in the mean and who is not."""
     config, facts = folder.config, folder.facts
+    if facts.drawn_by:
+        num = len(facts.sizes)
+        were = "was" if num == 1 else "were"
+        found.say(
+            "clients", f"The {plural(num, 'client')} {were} drawn from all examples by partition {facts.drawn_by}."
+        )
     if untested := int(((facts.sizes[:, 2] == 0) & (facts.sizes[:, 0] > 0)).sum()):
         has, is_ = ("has", "is") if untested == 1 else ("have", "are")
         found.say("clients", f"{plural(untested, 'client')} {has} no test data and {is_} not in the mean.")

@@ -78,7 +78,7 @@ def export(
     from sparsona.runs.listing import find_run, full_name
 
     run = find_run(path)
-    exporter, own = api.load(run).exporter(), full_name(run)
+    exporter, own = api.load(run).exporter(), full_name(run).replace("/", "-")
     suffix = FORMATS[kind or "safetensors"]
     numbers = [*exporter.clients] if clients == ("all",) else [exporter.number(one) for one in clients]
     if clients != ("all",):

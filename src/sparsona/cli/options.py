@@ -78,9 +78,12 @@ def with_table(make: Callable[[], list[click.Option]]) -> type[click.Command]:
                 return super().parse_args(ctx, args)
             except click.NoSuchOption as error:
                 flags = {flag for one in self.get_params(ctx) for flag in one.opts if flag.startswith("--")}
-                if (meant := _meant(error.option_name, flags)) is None:
+                if error.option_name == "--seeds" and "--seed" in flags:  # which is more like it than any other
+                    text = "No such option '--seeds'. `sparsona compare` has it; here it is '--seed', of one run."
+                elif (meant := _meant(error.option_name, flags)) is None:
                     raise
-                text = f"No such option '{error.option_name}'. Did you mean {meant}?"
+                else:
+                    text = f"No such option '{error.option_name}'. Did you mean {meant}?"
                 raise click.NoSuchOption(error.option_name, text, ctx=ctx) from None
 
     return Tabled

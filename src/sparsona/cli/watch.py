@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +77,10 @@ def make_server(*places: Path, port: int = 0, every: float = EVERY) -> Threading
     pages.current()  # a folder that cannot be read is an error here, not in the browser
 
     class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # a reader that leaves in the middle of a page is no error
+                super().handle()
+
         def do_GET(self) -> None:
             port = self.server.server_address[1]  # type: ignore[index]  # of an internet address
             # Another site's page could resolve a name of its own to this machine and read what is served here.

@@ -812,10 +812,12 @@ def _parameter_layout(
     noun, each = OUTPUTS.get(targets, OUTPUTS["classes"])
     if not isinstance(outputs, Tensor) or not outputs.dim() or outputs.shape[-1] != num_classes:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        may_be_binary = targets == "classes" and num_classes == 2 and shape == (1, 1)
         raise SparsonaError(
             f"the model's output is {shape}, but the data has {num_classes} {noun}",
             expected=f"{each}: a last dimension of {num_classes}",
-            hint=f"give the last layer as many outputs as there are {noun}",
+            hint=f"give the last layer as many outputs as there are {noun}"
+            + '; or use task="binary" for the data: one logit then tells 0 from 1' * may_be_binary,
         )
     is_text = not example.is_floating_point()  # a class for each text, or for each of its tokens
     if outputs.shape[:-1] not in (example.shape[: 2 if targets == "tokens" else 1], example.shape[: 1 + is_text]):

@@ -14,6 +14,7 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.printable import warn_once
 from sparsona.core.seeds import Seeds
 from sparsona.data import validate
+from sparsona.data.catalog import SOURCES
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
 from sparsona.data.given import Columns, is_clients, name_classes, owner_names, read_pool
@@ -161,7 +162,9 @@ def federate(
         x, packing = pack(table.x, owners=whose)
         refuse_other(packing, view, tokens)
     else:
-        x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens, owners=whose)
+        x = validate.check_inputs(
+            table.x, as_bytes=view is not None, as_tokens=tokens, owners=whose, columns=table.columns
+        )
     requested, task = task, validate.find_task([y], task)
     y = validate.check_targets(y, as_tokens=tokens, task=requested, owners=whose)
     validate.check_lengths(x, y)
@@ -191,6 +194,12 @@ def federate(
         class_names=classes,
         owner_numbers=known,
     )
+    if partition is None and owners is None and clients is None:
+        raise SparsonaError(
+            "neither owners nor a number of clients",
+            expected="whose each example is, or how many clients to draw from all examples",
+            hint="owners= takes a name or a number for each example, owner= a column of a table; clients=20 draws 20",
+        )
     if partition is None:
         partition = SplitPlan.partition if owners is None else "natural"
     return share_out(pool, SplitPlan(clients=clients, partition=partition, seed=seed, **options))
@@ -207,6 +216,12 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
     if pool.packing is None:
         validate.warn_of_scale(pool.name, pool.x)
     partition, _ = parse(plan.partition)
+    if partition.name == "natural" and pool.owners is None and pool.name not in SOURCES:
+        raise SparsonaError(
+            f"partition natural, but '{pool.name}' does not say whose its examples are",
+            expected="an owner for each example, a name or a number",
+            hint="add an array `owners` to the npz file, or pass owners= in Python; or use another partition",
+        )
     holdout = choose_holdout(plan, partition, pool)
     if not 0 < plan.data_rate <= 1:
         raise SparsonaError(
@@ -277,6 +292,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         client_names=names,
         class_names=pool.class_names,
         client_owners=numbers,
+        drawn_by="" if partition.finds_clients else plan.partition,
     )
 
 

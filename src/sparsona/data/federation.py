@@ -72,6 +72,7 @@ class Federation:
         class_names: What classes are called, likewise.
         client_owners: Of clients without names, the numbers of the owners that they are in the user's data; None: they
             are no owners, or of a data set of the catalog.
+        drawn_by: The partition that made clients up out of everybody's examples; "": clients have their own.
 
     Example:
         >>> import numpy as np
@@ -96,6 +97,7 @@ class Federation:
     client_names: Names = None
     class_names: Names = None
     client_owners: tuple[int, ...] | None = None
+    drawn_by: str = ""
 
     def __post_init__(self) -> None:
         if self.task == "auto":
@@ -504,6 +506,7 @@ class Federation:
             "client_names": self.client_names,
             "class_names": self.class_names,
             "client_owners": self.client_owners,
+            "drawn_by": self.drawn_by,
         }
         if self.packing is not None:
             manifest["packing"] = self.packing.as_json()
@@ -549,6 +552,7 @@ class Federation:
             tensors = (torch.from_numpy(x), torch.from_numpy(y))
             known = {key: manifest[key] for key in ("num_classes", "name", "tested_on")}
             known |= {"left_out": manifest.get("left_out", {}), "task": manifest.get("task", "auto")}
+            known["drawn_by"] = str(manifest.get("drawn_by", ""))
             known |= {key: manifest.get(key) for key in ("client_names", "class_names")}
             if (owners := manifest.get("client_owners")) is not None:
                 known["client_owners"] = tuple(map(int, owners))
@@ -671,7 +675,9 @@ class Federation:
                 x, packing = pack(given.x, where, packing)
                 refuse_other(packing, view, tokens, where)
             else:
-                x = validate.check_inputs(given.x, where, as_bytes=view is not None, as_tokens=tokens)
+                x = validate.check_inputs(
+                    given.x, where, as_bytes=view is not None, as_tokens=tokens, columns=given.columns
+                )
             y = validate.check_targets(labels, where, as_tokens=tokens, task=validate.task_of(labels, requested, task))
             validate.check_lengths(x, y, where)
             if not x.shape[0]:

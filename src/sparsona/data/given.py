@@ -64,8 +64,8 @@ class Columns:
 class Given:
     """Examples taken out of what the user passed: still to be checked.
 
-    `class_names` where the source has them. `is_image`: pictures as bytes, channels first. `num_train`: the first so
-    many are for training and the others for testing.
+    `class_names` where the source has them; `columns`: the names of those of `x`, of a table. `is_image`: pictures as
+    bytes, channels first. `num_train`: the first so many are for training and the others for testing.
     """
 
     x: Any
@@ -74,6 +74,7 @@ class Given:
     class_names: Names = None
     is_image: bool = False
     num_train: int | None = None
+    columns: Names = None
 
 
 def read_client(client: Any, where: str, columns: Columns, seed: int) -> dict[str, Given]:
@@ -168,7 +169,7 @@ def read_pool(x: Any, y: Any, columns: Columns, seed: int) -> Given:
             ) from None
 
     is_image = all(part.is_image for part in parts.values())
-    return Given(joined("x"), joined("y"), joined("owners"), first.class_names, is_image, len(first.y))
+    return Given(joined("x"), joined("y"), joined("owners"), first.class_names, is_image, len(first.y), first.columns)
 
 
 def read_examples(source: Any, where: str, columns: Columns, seed: int) -> Given:
@@ -446,7 +447,12 @@ def _from_frame(frame: Any, where: str, columns: Columns, y: Any = None) -> Give
     table = {name: frame[by_name[name]] for name in (*inputs, *filter(None, (target, owner)))}
     _refuse_owners_among({name: table[name] for name in inputs}, where, columns)
     x = _frame_inputs({name: table[name] for name in inputs}, where)
-    return Given(x, y if target is None else np.asarray(table[target]), None if owner is None else _exact(table[owner]))
+    return Given(
+        x,
+        y if target is None else np.asarray(table[target]),
+        None if owner is None else _exact(table[owner]),
+        columns=tuple(inputs),
+    )
 
 
 def _pair(x: Any, y: Any, where: str, columns: Columns) -> Given:
@@ -561,7 +567,8 @@ def _from_columns(table: Mapping[str, Any], where: str, columns: Columns) -> Giv
         )
     if any(array.ndim != 1 for array in found.values()):
         return Given(found, y, owners)  # several inputs, by name
-    return Given(np.stack([np.asarray(array, np.float32) for array in found.values()], axis=1), y, owners)
+    x = np.stack([np.asarray(array, np.float32) for array in found.values()], axis=1)
+    return Given(x, y, owners, columns=tuple(found))
 
 
 def _choose(

@@ -13,7 +13,7 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.printable import warn_once
 from sparsona.core.targets import TASKS
 from sparsona.core.tokens import NUM_SPECIAL
-from sparsona.data.names import Names, listed, name_of
+from sparsona.data.names import Names, clean_name, listed, name_of
 from sparsona.data.pool import Array
 
 SOME = 5  # classes that an error lists
@@ -34,12 +34,13 @@ def check_inputs(
     as_bytes: bool = False,
     as_tokens: bool = False,
     owners: Owners = None,
+    columns: Names = None,
     is_one_of_several: bool = False,
 ) -> Tensor:
     """Inputs as a contiguous float32 tensor without NaN; not copied if they are that already.
 
     With `as_bytes`, uint8 stays uint8; with `as_tokens`, whole numbers become int32. An example may be a single number
-    if `x` is one of several inputs. An error says whose examples are wrong.
+    if `x` is one of several inputs. An error says whose examples are wrong, and in which of the `columns`.
     """
     array = as_array("x", x, where)
     if array.dtype.kind not in "fiub" or not array.ndim:
@@ -66,18 +67,26 @@ def check_inputs(
         return torch.from_numpy(np.require(array, requirements=["C", "W"]))
     with np.errstate(over="ignore"):  # raised below
         array = np.require(array, np.float32, ["C", "W"])
-    _check_finite("x", array, where, owners)
+    _check_finite("x", array, where, owners, columns)
     return torch.from_numpy(array)
 
 
-def _check_finite(name: str, array: Array, where: str, owners: Owners) -> None:
-    is_finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+def _check_finite(name: str, array: Array, where: str, owners: Owners, columns: Names = None) -> None:
+    is_finite = np.isfinite(array)
     if is_finite.all():
         return
+    rows = np.flatnonzero(~is_finite.all(axis=tuple(range(1, array.ndim))))
+    place, hint = "", "drop these examples or fill the gaps"
+    if array.ndim == 2 and array.shape[1] > 1:  # a table
+        found = np.flatnonzero(~is_finite.all(axis=0)).tolist()
+        names = [str(one) if columns is None else f"'{clean_name(columns[one])}'" for one in found]
+        place = f", in column{'s' * (len(found) > 1)} {listed(names)}"
+        if 2 * len(rows) > len(array):
+            hint = "fill the gaps, or leave these columns out"
     raise SparsonaError(
-        f"{where}{name} holds NaN or infinity in {describe_rows(np.flatnonzero(~is_finite), len(array), owners)}",
-        expected="finite numbers that fit into float32",
-        hint="drop these examples or fill the gaps",
+        f"{where}{name} holds NaN or infinity in {describe_rows(rows, len(array), owners)}{place}",
+        expected="finite numbers, none beyond 3.4e38",  # the largest in float32
+        hint=hint,
     )
 
 
@@ -136,12 +145,16 @@ def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
             expected="one label per example, shape (N,)",
             hint="y.reshape(-1), perhaps"
             if y.ndim != 2 or y.shape[1] < 2
+            else 'task="multilabel": each column is a label'
+            if y.dtype.kind == "b"
             else 'task="multilabel" if each column is a label that is 0 or 1, task="regression" if it is a number, '
             "y.argmax(1) if rows are one-hot",
         )
     if y.dtype.kind not in "iu" and len(y):
         hint = f"y.astype(numpy.int64) if they are classes, {AS_NUMBERS} if they are quantities"
-        if y.dtype.kind not in "fb":
+        if y.dtype.kind == "b":
+            hint = 'task="binary" for a model with one logit, y.astype(numpy.int64) for one with two'
+        elif y.dtype.kind != "f":
             hint = "number them with numpy.unique(y, return_inverse=True)[1]"
         raise SparsonaError(
             f"{where}labels of type {y.dtype}{what_is_in(y)}",

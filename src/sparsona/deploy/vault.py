@@ -117,8 +117,9 @@ class Vault:
         elif found != mine:
             found = found if isinstance(found, dict) else {}
             what = next((name for name in mine if found.get(name) != mine[name]), "owner")
+            other = "other data" if what == "data" else f"another {what}"
             raise SparsonaError(
-                f"'{self.folder}' was made with another {what}",
+                f"'{self.folder}' belongs to {other}",
                 expected="the run, the client and the data that it began with",
                 hint="choose another folder with --vault: the client then starts anew",
             )

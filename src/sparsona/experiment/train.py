@@ -239,6 +239,7 @@ def describe_run(
         client_names=federation.client_names or (),
         class_names=federation.class_names or (),
         client_owners=federation.client_owners or (),
+        drawn_by=federation.drawn_by,
         functions={key: function_digest(one) for key, one in config.functions.items()},
         attackers=tuple(sorted(attackers(context.plan, len(context.clients)))),
         in_the_clear=() if config.privacy is None else sent_in_the_clear(method, task.layout),

@@ -121,7 +121,8 @@ class RunFacts:
     a digest of all examples in their order, or of what clients on several machines report; `client_digest` is one of
     what each client holds, and "" of data sets of the catalog, on several machines and in runs of older versions: see
     `same_data`. `client_owners`: of clients without names, the numbers of the owners that they are in the user's data;
-    empty in runs of older versions.
+    empty in runs of older versions. `drawn_by` is the partition that made clients up; "" where clients have their own
+    examples, on several machines, and in runs of older versions.
     """
 
     method: str
@@ -170,6 +171,7 @@ class RunFacts:
     in_the_clear: tuple[str, ...] = ()
     client_digest: str = ""
     client_owners: tuple[int, ...] = ()
+    drawn_by: str = ""
     format: int = field(default=FORMAT)
 
     @property
@@ -246,7 +248,7 @@ class RunFacts:
                 ("class_names", "classes", None if known["label_counts"] is None else known["label_counts"].shape[1]),
             ):
                 known[name] = clean_names(known[name], what, count) if known.get(name) else ()
-            known["data"] = clean_name(known.get("data", ""))
+            known["data"], known["drawn_by"] = (clean_name(known.get(name, "")) for name in ("data", "drawn_by"))
             if known.get("warm_start") is not None:
                 known["warm_start"] = WarmStartFacts(**known["warm_start"])
             extensions = (Extension(**{**one, "changed": tuple(one["changed"])}) for one in known.get("extensions", ()))

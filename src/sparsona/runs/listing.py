@@ -43,14 +43,14 @@ def find_run(text: str | Path) -> Path:
 
 
 def full_name(run: Path) -> str:
-    """What is made of a run is called by this: its folder, after those of its comparison and search, where others have
-    runs of the same name."""
+    """A run's name among others, by which commands find it where these are: its folder, after those of its comparison
+    and search, as "both/local-seed0"."""
     run = Path(os.path.abspath(run))  # "." has no name, and a link keeps its own
     names = [run.name]
     while any((run.parent / file).exists() for file in GROUPS):
         run = run.parent
         names.insert(0, run.name)
-    return "-".join(names)
+    return "/".join(names)
 
 
 def list_runs(where: Path) -> list[dict[str, Any]]:

@@ -14,6 +14,14 @@ from sparsona.core.spec import shorten
 
 MOST = 10**9  # of whole numbers whose declaration has no limit: rounds, examples, widths
 MOST_NUMBER = 10**300  # of others: floats end soon after
+LIMITS = {"gt": "above {:,}", "ge": "{:,} or more", "lt": "below {:,}", "le": "at most {:,}"}
+PARSED = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+}
 
 
 def check(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> tuple[Any, list[SparsonaError]]:
@@ -99,7 +107,7 @@ def _strict(kind: type[BaseModel], name: str, value: Any) -> SparsonaError | Non
     if not expected:
         return None
     what = f"{name} = {shorten(_repr(value))}{_about(kind, name)}"
-    return SparsonaError(what, expected=expected, hint=f"give {name} another value")
+    return SparsonaError(what, expected=expected, hint=_hint(kind, name))
 
 
 def _repr(value: Any) -> str:
@@ -158,7 +166,7 @@ def _is_union(kind: type[BaseModel], name: str) -> bool:
 def _union_error(kind: type[BaseModel], name: str, items: list[Any], value: Any) -> SparsonaError:
     expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
     return SparsonaError(
-        f"{name} = {shorten(_repr(value))}{_about(kind, name)}", expected=expected, hint=f"give {name} another value"
+        f"{name} = {shorten(_repr(value))}{_about(kind, name)}", expected=expected, hint=_hint(kind, name)
     )
 
 
@@ -167,7 +175,25 @@ def _about(kind: type[BaseModel], name: str) -> str:
     return f" ({field.description})" if field is not None and field.description else ""
 
 
+def _hint(kind: type[BaseModel], name: str) -> str:
+    """What to do about a wrong value: of a number, which ones are allowed."""
+    field = kind.model_fields.get(name)
+    kinds = set() if field is None else _scalars(field.annotation)
+    if field is not None and kinds <= {int, float} and not _has_containers(field.annotation):
+        limits = [
+            words.format(getattr(one, key))
+            for one in field.metadata
+            for key, words in LIMITS.items()
+            if getattr(one, key, None) is not None
+        ]
+        if limits:
+            return f"give {name} a {'number' if float in kinds else 'whole number'}: {', '.join(limits)}"
+    return f"give {name} another value"
+
+
 def _expected(item: Any) -> str:
+    if item["type"] in PARSED:  # pydantic's words are about parsing
+        return PARSED[item["type"]]
     if item["type"] == "value_error":  # our own message: what is expected
         return str(item["ctx"]["error"])
     return str(item["msg"].removeprefix("Input should be ").lower())
@@ -186,5 +212,5 @@ def _error(kind: type[BaseModel], item: Any, where: str) -> SparsonaError:
         return cause  # it says all that there is to say
     about = _about(kind, str(item["loc"][0]))
     return SparsonaError(
-        f"{key} = {shorten(_repr(item['input']))}{about}", expected=_expected(item), hint=f"give {key} another value"
+        f"{key} = {shorten(_repr(item['input']))}{about}", expected=_expected(item), hint=_hint(kind, key)
     )

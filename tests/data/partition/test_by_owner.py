@@ -70,7 +70,9 @@ def test_too_few_owners_are_told():
 
 
 def test_data_without_owners_is_told():
-    with pytest.raises(SparsonaError, match=r"these examples have no owners(.|\n)*femnist, shakespeare(.|\n)*owners="):
+    with pytest.raises(
+        SparsonaError, match=r"these examples have no owners(.|\n)*femnist, shakespeare(.|\n)*owners=, a name"
+    ):
         partition("natural", np.zeros(5), None, 0)
     with pytest.raises(SparsonaError, match=r"owners are int64 of shape \(3,\)\n(.*)shape \(5,\)"):
         partition("natural", np.zeros(5), None, 0, owners=np.zeros(3, dtype=int))

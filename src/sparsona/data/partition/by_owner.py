@@ -26,13 +26,13 @@ def deal_to_owners(inputs: PartitionInput) -> list[Indices]:
             expected="data by writer, speaker, user or author: femnist, shakespeare, stackoverflow, gldv2; or mnist "
             "with qmnist-train-labels-idx2-int.gz and qmnist-test-labels-idx2-int.gz, which name its writers",
             hint="`sparsona data get mnist` fetches them; otherwise use such data, or another partition, and in Python "
-            "pass owners=, a whole number per example",
+            "pass owners=, a name or a number for each example",
         )
     owners = np.asarray(owners)
     if owners.shape != (count,) or not np.issubdtype(owners.dtype, np.integer):
         raise SparsonaError(
             f"owners are {owners.dtype} of shape {owners.shape}",
-            expected=f"one whole number per example, shape ({count},), -1 for an example without an owner",
+            expected=f"the number of an owner for each example, shape ({count},), -1 for an example without an owner",
         )
     order = np.argsort(owners, kind="stable")
     order = order[np.searchsorted(owners[order], 0) :]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.layout_engine import LayoutEngine
 
 WIDTH = 10.0  # inches: 960 pixels of a page
+LONGEST = 20  # characters of a name at an axis
 LINE = 125  # characters that fit into it
 SVG = "http://www.w3.org/2000/svg"
 STYLE = {
@@ -227,7 +228,7 @@ def mark_whole(axis: Any, count: int, names: Sequence[str] = (), most: int = 25)
         axis.set_ticks(places, [f"{place:,}" for place in places])
         return
     # `parse_math` off: a name may hold dollar signs.
-    shown = [cut(names[place], 20) for place in places]
+    shown = [cut(names[place], LONGEST) for place in places]
     axis.set_ticks(places, shown, parse_math=False)
     if axis.axis_name == "x" and max(map(len, shown)) * len(places) > 100:
         axis.set_tick_params(rotation=90)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparsona.analysis.extra import import_extra
+from sparsona.analysis.format import between
 from sparsona.analysis.partition import Partition, drawn_counts, group_clients, merge_classes
 from sparsona.core.points import FEW
 from sparsona.data.names import name_of
 from sparsona.report.palette import INK, ON_HEAT, PAGE, PARTS
-from sparsona.report.pictures.figure import Picture, add_scale, heat_map, mark_whole, new_picture, style
+from sparsona.report.pictures.figure import LONGEST, Picture, add_scale, heat_map, mark_whole, new_picture, style
 
 MOST_ROWS, MOST_COLUMNS, MOST_BARS = 300, 280, 400
 
@@ -35,7 +36,11 @@ def _draw_classes(partition: Partition, counts: np.ndarray, few: np.ndarray) -> 
     if group > 1:
         notes.append(f"A column is {group} neighbouring classes together.")
     sentences = [*partition.summary(), *([" ".join(notes)] if notes else [])]
-    picture = new_picture(partition.title, sentences, 1.3 + min(0.24 * len(rows), 6.6))
+    classes = partition.class_names if partition.class_names and group == 1 else ()
+    height = 1.3 + min(0.24 * len(rows), 6.6)
+    if classes:  # which may stand upright below the rows, and are of wide letters at worst
+        height = max(height, 1.6 + 0.13 * min(max(map(len, classes)), LONGEST))
+    picture = new_picture(partition.title, sentences, height)
     heat, bars = picture.figure.subplots(1, 2, sharey=True, width_ratios=[2.2, 1])
     num_rows, num_columns = values.shape
     highest = max(float(values.max()), 1.0)
@@ -56,7 +61,6 @@ def _draw_classes(partition: Partition, counts: np.ndarray, few: np.ndarray) -> 
         heat.vlines(np.arange(num_columns + 1) * group - 0.5, *extent[2:], color=PAGE, linewidth=1)
     heat.set_xlabel("class")
     heat.set_ylabel("clients, counted from the largest" if is_sorted else "client")
-    classes = partition.class_names if partition.class_names and group == 1 else ()
     mark_whole(heat.xaxis, partition.num_classes, classes)
     names = partition.client_names if partition.client_names and not is_sorted else ()
     mark_whole(heat.yaxis, partition.num_clients, names, most=60 if names else 25)
@@ -114,7 +118,7 @@ def _stack(partition: Partition, rows: Sequence[np.ndarray], bar: object, stairs
 def _about(partition: Partition, members: np.ndarray) -> str:
     if len(members) > 1:
         totals = partition.totals[members]
-        return f"{len(members)} clients with {totals.min():,} to {totals.max():,} examples"
+        return f"{len(members)} clients with {between(int(totals.min()), int(totals.max()), 'example')}"
     parts = ", ".join(f"{int(size[members[0]]):,} {part}" for part, size in partition.parts)
     return f"client {name_of(partition.client_names, members[0])}: {parts}"
 
