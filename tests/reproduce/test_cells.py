@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sparsona.core.errors import SparsonaError
+from sparsona.experiment.build import make_config
 from sparsona.reproduce.measures import MEASURES, Figure, find, of_runs
 from sparsona.reproduce.recipe import Column, Printed, Recipe
 from sparsona.reproduce.rows import scaled, select, with_needed
@@ -257,6 +258,9 @@ def test_what_a_scale_changes():
     writers = scaled(RunConfig(method="fedavg", data="femnist", partition="natural", per_round=50), 0.1)
     assert (writers["clients"], writers["per_round"]) == (10, 5)
     assert "data_rate" not in writers
+    everybody = scaled(make_config("fedavg", {"preset": "pfedgate", "data": "femnist"}), 0.1)
+    assert everybody["clients"] == 54
+    assert "per_round" not in everybody  # all of them, also where some are novel
 
 
 def test_training_is_counted_over_the_examples_that_are_trained_on():

@@ -419,6 +419,8 @@ def _check_same(one: Planned) -> None:
         old, new = then.get(key, now[key]), now[key]
         if key in ("clients", "novel") and (new is None or 0 < new < 1):
             return False  # the data determined it
+        if key == "per_round" and now["clients"] is None and old == then["clients"] - then["novel"]:
+            return False  # so many are all
         if key == "warm_start" and old and new:  # folders are moved
             return Path(old).name != Path(new).name
         return bool(old != new)
