@@ -124,6 +124,19 @@ def test_the_spread_over_turns_is_shown_where_there_is_one_seed():
     assert of_runs("search_time_ratio", [timed, timed], {}).spread == 0
 
 
+def test_a_printed_figure_may_have_its_own_digits():
+    column, rows = (
+        Column(measure="traffic_gb", title="GB", digits=4),
+        {"m": {"method": "fedavg", "printed": {"gb": "0.8"}}},
+    )
+    read = recipe(columns={"gb": column}, rows=rows, averages={}, settings={}).rows["m"].printed["gb"]
+    assert (read.value, read.digits) == (0.8, 1)
+    assert format_printed(read, 4) == "0.8"
+    assert _agreement(read, Figure(0.7887), column, True, "")[1:] == (True, "to the digit")
+    assert _agreement(read, Figure(0.69), column, True, "")[1] is False
+    assert _agreement(Printed(value=0.8), Figure(0.7887), column, True, "")[1] is False  # 0.8000
+
+
 def test_figures_as_text():
     assert format_printed(Printed(value=1000, is_bound=True), 0) == ">1,000"
     assert format_printed(Printed(value=88.2, spread=0.4), 1) == "88.2 ± 0.4"

@@ -11,6 +11,7 @@ import pytest
 from sparsona.costs.rules import COST_RULES
 from sparsona.experiment.build import make_config
 from sparsona.reproduce.recipe import Printed, Recipe, load, names
+from sparsona.reproduce.runner import reproduce
 
 MINE = [name for name in names() if name.startswith(("pfedgate/", "fedalt/"))]
 FIGURES = {"pfedgate": range(3, 8), "fedalt": range(3, 11)}
@@ -345,6 +346,12 @@ def test_fedalt_tables_2_and_5_to_7() -> None:
     for name, figures in sizes.items():
         rows = load(f"fedalt/{name}").rows.values()
         assert [(row.printed["personal"].value, row.printed["shared"].value) for row in rows] == figures
+    # In millions: 0.8M and 4.9M; 0.01M, 1M, 1.4M; 0.7K, 0.03M, 1.4M are printed.
+    text = {"table5": ["0.8", "0.8", "0.07"], "table6": ["0.01", "1", "1.4"], "table7": ["0.0007", "0.03", "1.4"]}
+    for name, written in text.items():
+        found = reproduce(f"fedalt/{name}", dry_run=True).table()
+        assert [line["paper"] for line in found[::2]] == written
+        assert all(line["agrees"].startswith("yes") for line in found), name
     hurt = load("fedalt/figure9").rows
     assert hurt["stackoverflow/output/dropout=none"].printed["hurt"].value == 256
     assert hurt["stackoverflow/output/dropout=best"].printed["hurt"].value == 193

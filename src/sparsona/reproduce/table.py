@@ -165,7 +165,7 @@ def _agreement(
         return ours.value - paper.value, None, "stopped early"
     difference = ours.value - paper.value
     if is_cost:
-        units = abs(difference) * 10**column.digits
+        units = abs(difference) * 10 ** _digits(paper, column.digits)
         return difference, units <= 1 + 1e-9, "to the digit" if units <= 0.5 + 1e-9 else "in the last digit"
     known = [spread for spread in (paper.spread, ours.spread) if spread is not None]
     if not known:
@@ -225,12 +225,18 @@ def format_printed(printed: Printed | None, digits: int) -> str:
     """A printed figure, as it is printed."""
     if printed is None:
         return UNKNOWN
+    digits = _digits(printed, digits)
     text = f"{'>' * printed.is_bound}{printed.value:,.{digits}f}"
     return text if printed.spread is None else f"{text} ± {printed.spread:.{digits}f}"
 
 
+def _digits(printed: Printed, of_column: int) -> int:
+    """The decimals that a figure is printed with."""
+    return of_column if printed.digits is None else printed.digits
+
+
 def format_ours(ours: Figure | None, digits: int) -> str:
-    """Our figure, with as many digits as the paper prints."""
+    """Our figure, with as many digits as the paper prints in its column."""
     if ours is None:
         return UNKNOWN
     text = f"{'>' * ours.is_bound}{ours.value:,.{digits}f}"
