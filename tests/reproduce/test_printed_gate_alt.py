@@ -155,6 +155,20 @@ GATE_6 = {
 }
 
 
+def test_rows_of_the_authors_have_the_rates_of_their_readme() -> None:
+    """FEMNIST at s = 0.5, all sampled; and a fifth of it at 0.5 and 0.3, for 2,000 rounds with two paths."""
+    for table, pattern in (("1", "s=0.5"), ("5", "s=0.5"), ("6", "all/s=0.5"), ("7", "B=5/s=0.5"), ("7", "B=2/s=0.5")):
+        recipe = load(f"pfedgate/table{table}")
+        config = make_config("pfedgate", options_of(recipe, f"femnist/{pattern}/pfedgate-authors"))
+        assert (config.options["lr"], config.options["gate_lr"], config.rounds) == (0.1, 0.1, 400)
+        assert not any("no rates for FEMNIST" in one for one in recipe.differs)
+    for density in ("0.5", "0.3"):
+        row = f"femnist/sampled/s={density}/pfedgate-authors"
+        config = make_config("pfedgate", options_of(load("pfedgate/table6"), row))
+        assert (config.options["lr"], config.options["gate_lr"]) == (0.1, 0.5)
+        assert (config.options["paths"], config.rounds, config.per_round) == (2, 2000, 108)
+
+
 def test_pfedgate_tables_5_and_6() -> None:
     fifth, sixth = load("pfedgate/table5"), load("pfedgate/table6")
     for (data, column), figures in GATE_5.items():
