@@ -179,6 +179,7 @@ PFEDGATE_DATA: dict[str, Table] = {
         "per_round": (539, "all"),
     },
 }
+MASKED_LAYERS = {"emnist-byclass": 1, "femnist": 1, "cifar10": 2, "cifar100": 2}  # G, of the 2-layer and 3-layer CNN
 RATES = {  # table 4: eta_g and eta
     ("emnist-byclass", 1.0): (0.1, 0.1),
     ("emnist-byclass", 0.5): (0.1, 0.1),
@@ -377,7 +378,8 @@ def _experiments() -> Expected:
             "fedem": {"average_over": ("all", "code")},
             "fedrep": {"personal_epochs": (1, "G"), "tune_epochs": (0, "G: no word of it")},
             "heterofl": {"capacities": ((1.0, *[0.5] * 9), "G: the full model for 10%, 50% for the other 90%")},
-            "fedmask": {"density": (0.5, "G"), "aggregation": ("intersection", "G")},
+            "fedmask": {"density": (0.5, "G"), "aggregation": ("intersection", "G")}
+            | ({"num_masked_layers": (MASKED_LAYERS[data], "G")} if data else {}),
         }.items():
             found[method, "pfedgate", data, None] = base | PFEDGATE_BASELINE | PFEDGATE_LOADER.get(data, none) | own
         for preset in ("paper", "pfedgate"):
@@ -416,8 +418,16 @@ def _experiments() -> Expected:
             "max_personal_steps": (1000, "code"),
             "clip_stale": (True, "code"),
             **{
-                "stackoverflow": {"server_optimizer": ("adam", "code"), "clip_norm": (0.25, "code")},
-                "gldv2": {"server_optimizer": ("adam", "code"), "server_lr": (5e-5, "code: script")},
+                "stackoverflow": {
+                    "server_optimizer": ("adam", "code"),
+                    "clip_norm": (0.25, "code"),
+                    "lr_schedule": ("linear:0.1,from-zero", "code: round 0 has a rate of 0"),
+                },
+                "gldv2": {
+                    "server_optimizer": ("adam", "code"),
+                    "server_lr": (5e-5, "code: script"),
+                    "lr_schedule": ("linear:0.1,from-zero", "code: round 0 has a rate of 0"),
+                },
                 "femnist": {"max_examples": (1000, "code")},
             }.get(data or "", {}),
         }

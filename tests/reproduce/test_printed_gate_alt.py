@@ -169,6 +169,17 @@ def test_rows_of_the_authors_have_the_rates_of_their_readme() -> None:
         assert (config.options["paths"], config.rounds, config.per_round) == (2, 2000, 108)
 
 
+def test_fedmask_masks_as_many_layers_as_appendix_g_says() -> None:
+    masked = {"emnist": 1, "femnist": 1, "cifar10": 2, "cifar100": 2, "mnist-dirichlet": 1, "mnist-writers": 1}
+    for name in ("pfedgate/table1", "pfedgate/table7"):
+        recipe = load(name)
+        rows = [row for row in recipe.rows if recipe.rows[row].method == "fedmask"]
+        assert rows
+        for row in rows:
+            config = make_config("fedmask", options_of(recipe, row))
+            assert config.options["num_masked_layers"] == masked[row.partition("/")[0]], row
+
+
 def test_pfedgate_tables_5_and_6() -> None:
     fifth, sixth = load("pfedgate/table5"), load("pfedgate/table6")
     for (data, column), figures in GATE_5.items():
