@@ -10,6 +10,7 @@ import pytest
 
 from sparsona.costs.rules import COST_RULES
 from sparsona.experiment.build import make_config
+from sparsona.methods import card, published
 from sparsona.reproduce.recipe import Printed, Recipe, load, names
 from sparsona.reproduce.runner import reproduce
 
@@ -167,6 +168,14 @@ def test_rows_of_the_authors_have_the_rates_of_their_readme() -> None:
         config = make_config("pfedgate", options_of(load("pfedgate/table6"), row))
         assert (config.options["lr"], config.options["gate_lr"]) == (0.1, 0.5)
         assert (config.options["paths"], config.rounds, config.per_round) == (2, 2000, 108)
+
+
+def test_the_presets_baselines_have_default_rates_and_the_tables_say_so() -> None:
+    for name in ("pfedgate/table1", "pfedgate/table7", "pfedgate/figure6"):
+        assert any("the preset sets no rate" in one for one in load(name).differs)
+    for row in load("pfedgate/table1").rows.values():
+        if row.method not in ("pfedgate", *COST_RULES):
+            assert "lr" not in published(card(row.method), {"preset": "pfedgate", "data": "cifar10"})
 
 
 def test_fedmask_masks_as_many_layers_as_appendix_g_says() -> None:

@@ -150,14 +150,18 @@ class Reproduction:
     @property
     def mark(self) -> str:
         """Why the runs are not comparable with the paper's figures: they are scaled, or changed; "": they are."""
+        return "; ".join(filter(None, (f"scaled to {self.scale:g}" if self.scale < 1 else "", self._changed)))
+
+    @property
+    def _changed(self) -> str:
+        """Why costs are not comparable either: those of a scaled row are of its full size."""
         changed = sorted(experiment_changes(self.recipe, self.changes))
-        marks = [f"scaled to {self.scale:g}"] * (self.scale < 1) + [f"changed: {', '.join(changed)}"] * bool(changed)
-        return "; ".join(marks)
+        return f"changed: {', '.join(changed)}" if changed else ""
 
     def cells(self) -> list[Cell]:
         """Every figure that is printed or was measured, with the difference and whether the two agree."""
         known = Known(self.runs, self._costs[0], self._options, self._eval_every)
-        return cells(self.recipe, self.rows, known, self.mark)
+        return cells(self.recipe, self.rows, known, self.mark, self._changed)
 
     def table(self) -> list[dict[str, str]]:
         """The table as text.
