@@ -145,7 +145,7 @@ def test_corollaries_3_and_10_give_the_rounds_to_epsilon() -> None:
             assert max(others) <= epsilon * (1 + 1e-9)
             # No larger eta would do: it is the largest allowed, or one of the terms is epsilon.
             assert step == largest or max(others) == pytest.approx(epsilon)
-    # By hand, FedSim: Delta F_0 (1 + chi^2)(...) / epsilon^2 where noise rules, Delta F_0 / (eta epsilon) where eta does.
+    # By hand: Delta F_0 (1 + chi^2)(...) / epsilon^2 where noise rules, Delta F_0 / (eta epsilon) where eta does.
     noise = 1.25 * ((1 + 3 * 0.5) / 10 + 0.5 * 4 / 8)
     assert theorems.partial_rounds(PARTIAL, 1e-6, "simultaneous")[1] == pytest.approx(6 * noise / 1e-12)
     assert theorems.partial_rounds(PARTIAL, 10.0, "simultaneous") == pytest.approx(
