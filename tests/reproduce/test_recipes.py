@@ -72,7 +72,7 @@ def test_a_table_of_each_paper_is_run_scaled(name, say, sets, tmp_path):
 
 
 # A table of each paper whose rows are all run, but for those on other data than this: its network is small, or replaced
-# by a small one. With fewer than ten clients, two classes have too few examples of these for one (`pathological-refill`).
+# by a small one. With fewer than ten clients two classes have too few of these examples for one: `pathological-refill`.
 ALL_ROWS = {
     "fedspa/table1": ("fashion-mnist", 0.01, ()),
     "dispfl/table1": ("cifar10", 0.1, ("epochs=1", "model=pfedgate-cifar10", "rounds=20")),
