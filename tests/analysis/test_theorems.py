@@ -133,6 +133,28 @@ def test_fedsim_and_fedalt_by_hand() -> None:
     assert theorems.fedalt_beats_fedsim(PARTIAL) == pytest.approx((0, shared))
 
 
+def test_corollaries_3_and_10_give_the_rounds_to_epsilon() -> None:
+    for updates, bound, largest in (
+        ("simultaneous", theorems.fedsim_bound, theorems.fedsim_largest_step(PARTIAL)),
+        ("alternating", theorems.fedalt_bound, theorems.fedalt_largest_step(PARTIAL)),
+    ):
+        for epsilon in (1e-6, 1e-3, 10.0):
+            step, rounds = theorems.partial_rounds(PARTIAL, epsilon, updates)
+            first, *others = bound(PARTIAL, step, rounds).values()
+            assert first == pytest.approx(epsilon)
+            assert max(others) <= epsilon * (1 + 1e-9)
+            # No larger eta would do: it is the largest allowed, or one of the terms is epsilon.
+            assert step == largest or max(others) == pytest.approx(epsilon)
+    # By hand: Delta F_0 (1 + chi^2)(...) / epsilon^2 where noise rules, Delta F_0 / (eta epsilon) where eta does.
+    noise = 1.25 * ((1 + 3 * 0.5) / 10 + 0.5 * 4 / 8)
+    assert theorems.partial_rounds(PARTIAL, 1e-6, "simultaneous")[1] == pytest.approx(6 * noise / 1e-12)
+    assert theorems.partial_rounds(PARTIAL, 10.0, "simultaneous") == pytest.approx(
+        (theorems.fedsim_largest_step(PARTIAL), 6 / (theorems.fedsim_largest_step(PARTIAL) * 10))
+    )
+    calm = replace(PARTIAL, variance_u=0, variance_v=0, diversity=0)
+    assert theorems.partial_rounds(calm, 1e-6, "alternating")[0] == theorems.fedalt_largest_step(calm)
+
+
 def test_table_1_has_three_regimes() -> None:
     regime, eta, rate = theorems.partial_rate(PARTIAL, 16, "simultaneous")
     shared = (1 + 3 * 0.5) / 10

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sparsona.core.errors import SparsonaError
+from sparsona.experiment.build import make_config
 from sparsona.reproduce.measures import MEASURES, Figure, find, of_runs
 from sparsona.reproduce.recipe import Column, Printed, Recipe
 from sparsona.reproduce.rows import scaled, select, with_needed
@@ -121,6 +122,19 @@ def test_the_spread_over_turns_is_shown_where_there_is_one_seed():
     assert of_runs("search_time_ratio", [timed], {}) == Figure(pytest.approx(10.0), pytest.approx(2.0))
     assert of_runs("train_time", [timed], {}) == Figure(2.0)
     assert of_runs("search_time_ratio", [timed, timed], {}).spread == 0
+
+
+def test_a_printed_figure_may_have_its_own_digits():
+    column, rows = (
+        Column(measure="traffic_gb", title="GB", digits=4),
+        {"m": {"method": "fedavg", "printed": {"gb": "0.8"}}},
+    )
+    read = recipe(columns={"gb": column}, rows=rows, averages={}, settings={}).rows["m"].printed["gb"]
+    assert (read.value, read.digits) == (0.8, 1)
+    assert format_printed(read, 4) == "0.8"
+    assert _agreement(read, Figure(0.7887), column, True, "")[1:] == (True, "to the digit")
+    assert _agreement(read, Figure(0.69), column, True, "")[1] is False
+    assert _agreement(Printed(value=0.8), Figure(0.7887), column, True, "")[1] is False  # 0.8000
 
 
 def test_figures_as_text():
@@ -257,6 +271,9 @@ def test_what_a_scale_changes():
     writers = scaled(RunConfig(method="fedavg", data="femnist", partition="natural", per_round=50), 0.1)
     assert (writers["clients"], writers["per_round"]) == (10, 5)
     assert "data_rate" not in writers
+    everybody = scaled(make_config("fedavg", {"preset": "pfedgate", "data": "femnist"}), 0.1)
+    assert everybody["clients"] == 54
+    assert "per_round" not in everybody  # all of them, also where some are novel
 
 
 def test_training_is_counted_over_the_examples_that_are_trained_on():

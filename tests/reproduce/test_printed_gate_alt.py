@@ -10,7 +10,9 @@ import pytest
 
 from sparsona.costs.rules import COST_RULES
 from sparsona.experiment.build import make_config
+from sparsona.methods import card, published
 from sparsona.reproduce.recipe import Printed, Recipe, load, names
+from sparsona.reproduce.runner import reproduce
 
 MINE = [name for name in names() if name.startswith(("pfedgate/", "fedalt/"))]
 FIGURES = {"pfedgate": range(3, 8), "fedalt": range(3, 11)}
@@ -152,6 +154,39 @@ GATE_6 = {
     ("average", "drop"): "3.56 1.45 0.82 0.79 0.36",
     ("average", "decile_drop"): "2.55 1.78 1.13 0.21 0.80",
 }
+
+
+def test_rows_of_the_authors_have_the_rates_of_their_readme() -> None:
+    """FEMNIST at s = 0.5, all sampled; and a fifth of it at 0.5 and 0.3, for 2,000 rounds with two paths."""
+    for table, pattern in (("1", "s=0.5"), ("5", "s=0.5"), ("6", "all/s=0.5"), ("7", "B=5/s=0.5"), ("7", "B=2/s=0.5")):
+        recipe = load(f"pfedgate/table{table}")
+        config = make_config("pfedgate", options_of(recipe, f"femnist/{pattern}/pfedgate-authors"))
+        assert (config.options["lr"], config.options["gate_lr"], config.rounds) == (0.1, 0.1, 400)
+        assert not any("no rates for FEMNIST" in one for one in recipe.differs)
+    for density in ("0.5", "0.3"):
+        row = f"femnist/sampled/s={density}/pfedgate-authors"
+        config = make_config("pfedgate", options_of(load("pfedgate/table6"), row))
+        assert (config.options["lr"], config.options["gate_lr"]) == (0.1, 0.5)
+        assert (config.options["paths"], config.rounds, config.per_round) == (2, 2000, 108)
+
+
+def test_the_presets_baselines_have_default_rates_and_the_tables_say_so() -> None:
+    for name in ("pfedgate/table1", "pfedgate/table7", "pfedgate/figure6"):
+        assert any("the preset sets no rate" in one for one in load(name).differs)
+    for row in load("pfedgate/table1").rows.values():
+        if row.method not in ("pfedgate", *COST_RULES):
+            assert "lr" not in published(card(row.method), {"preset": "pfedgate", "data": "cifar10"})
+
+
+def test_fedmask_masks_as_many_layers_as_appendix_g_says() -> None:
+    masked = {"emnist": 1, "femnist": 1, "cifar10": 2, "cifar100": 2, "mnist-dirichlet": 1, "mnist-writers": 1}
+    for name in ("pfedgate/table1", "pfedgate/table7"):
+        recipe = load(name)
+        rows = [row for row in recipe.rows if recipe.rows[row].method == "fedmask"]
+        assert rows
+        for row in rows:
+            config = make_config("fedmask", options_of(recipe, row))
+            assert config.options["num_masked_layers"] == masked[row.partition("/")[0]], row
 
 
 def test_pfedgate_tables_5_and_6() -> None:
@@ -345,6 +380,12 @@ def test_fedalt_tables_2_and_5_to_7() -> None:
     for name, figures in sizes.items():
         rows = load(f"fedalt/{name}").rows.values()
         assert [(row.printed["personal"].value, row.printed["shared"].value) for row in rows] == figures
+    # In millions: 0.8M and 4.9M; 0.01M, 1M, 1.4M; 0.7K, 0.03M, 1.4M are printed.
+    text = {"table5": ["0.8", "0.8", "0.07"], "table6": ["0.01", "1", "1.4"], "table7": ["0.0007", "0.03", "1.4"]}
+    for name, written in text.items():
+        found = reproduce(f"fedalt/{name}", dry_run=True).table()
+        assert [line["paper"] for line in found[::2]] == written
+        assert all(line["agrees"].startswith("yes") for line in found), name
     hurt = load("fedalt/figure9").rows
     assert hurt["stackoverflow/output/dropout=none"].printed["hurt"].value == 256
     assert hurt["stackoverflow/output/dropout=best"].printed["hurt"].value == 193

@@ -15,7 +15,7 @@ from fake_runs import make_view
 
 from sparsona.costs import QUIRKS
 from sparsona.reproduce import measures, pictures, runner
-from sparsona.reproduce.recipe import load, names
+from sparsona.reproduce.recipe import PAPERS, load, names
 
 
 @pytest.fixture
@@ -71,23 +71,35 @@ def test_a_table_of_each_paper_is_run_scaled(name, say, sets, tmp_path):
     check(json.loads(said.out), f"{name}-scale-{scale:g}{'-' * bool(change)}{change}")
 
 
+# A table of each paper whose rows are all run, but for those on other data than this: its network is small, or replaced
+# by a small one. With fewer than ten clients two classes have too few of these examples for one: `pathological-refill`.
+ALL_ROWS = {
+    "fedspa/table1": ("fashion-mnist", 0.01, ()),
+    "dispfl/table1": ("cifar10", 0.1, ("epochs=1", "model=pfedgate-cifar10", "rounds=20")),
+    "pfedgate/table1": ("cifar10", 0.01, ()),
+    "fedalt/table3": ("shakespeare", 0.01, ()),
+}
+
+
+def test_every_paper_has_a_table_of_which_all_rows_are_run():
+    assert {name.partition("/")[0] for name in ALL_ROWS} == {name.partition("/")[0] for name in TABLES} == set(PAPERS)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["fedspa/table1", "pfedgate/table1", "fedalt/table3"])
+@pytest.mark.parametrize("name", ALL_ROWS)
 def test_all_rows_of_a_table_are_run_scaled(name, say, sets, tmp_path, monkeypatch):
-    """On those data sets whose networks are small."""
     only = tmp_path / "sets"
     only.mkdir()
-    for source in {"fedspa": ("fashion-mnist",), "pfedgate": ("cifar10",), "fedalt": ("shakespeare",)}[
-        name.partition("/")[0]
-    ]:
-        (only / source).symlink_to(sets / source)
+    source, scale, changes = ALL_ROWS[name]
+    (only / source).symlink_to(sets / source)
     monkeypatch.setenv("SPARSONA_DATA", str(only))
-    said = say("reproduce", name, "--rows", "*", "--scale", 0.01, "--json")
+    asked = ("reproduce", name, "--rows", "*", "--scale", scale, *(f"--set={one}" for one in changes), "--json")
+    said = say(*asked)
     assert said.code == 0, said.err
-    found = check(json.loads(said.out), f"{name}-scale-0.01")
+    found = check(json.loads(said.out), f"{name}-scale-{scale:g}{'-' * bool(changes)}{','.join(changes)}")
     assert {one["row"] for one in found["runs"]} == set(load(name).rows) - set(found["costs_only"])
-    again = say("reproduce", name, "--rows", "*", "--scale", 0.01, "--json")
+    again = say(*asked)
     assert json.loads(again.out)["figures"] == found["figures"]
 
 

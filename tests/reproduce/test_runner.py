@@ -163,7 +163,8 @@ def test_a_scaled_result_is_marked_and_claims_nothing(done):
     assert found.why.startswith("scaled to 0.5")
     assert "SCALED to 0.5" in small.notes()[0]
     assert "CHANGED by rounds=8" in small.notes()[1]
-    assert cell(small, "A/local", "traffic").agrees
+    assert cell(small, "A/local", "traffic").why == "changed: rounds"
+    assert cell(sp.reproduce(OWN, rows="A/local", scale=0.5, dry_run=True), "A/local", "traffic").agrees
 
 
 def test_changes_that_make_another_experiment_are_marked_and_others_are_not():
@@ -382,6 +383,15 @@ def test_a_row_that_fails_in_a_process_of_its_own(tmp_path):
     found = runner.reproduce(WITH_TUNING_AND_LOCAL, out="x", jobs=2)
     assert set(found.failures) == {("A/fedavg", 0), ("A/tuning", 0)}
     assert list(found.runs) == ["A/local"]
+
+
+def test_costs_of_another_experiment_are_not_compared():
+    asked = {"rows": "cifar10/dir/vgg11/*", "dry_run": True}
+    costs = [one for one in sp.reproduce("dispfl/table3", **asked, scale=0.004).cells() if one.is_cost and one.paper]
+    assert costs
+    assert all(one.agrees is not None for one in costs)  # scaled: of the full size
+    changed = [one for one in sp.reproduce("dispfl/table3", **asked, scale=0.004, epochs=1).cells() if one.is_cost]
+    assert {(one.agrees, one.difference, one.why) for one in changed if one.paper} == {(None, None, "changed: epochs")}
 
 
 def test_another_experiment_has_a_folder_of_its_own(say, named):

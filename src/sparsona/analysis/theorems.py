@@ -467,6 +467,31 @@ def fedalt_bound(problem: PartialProblem, step: float, rounds: int) -> Terms:
     }
 
 
+def partial_rounds(
+    problem: PartialProblem, epsilon: float, updates: Literal["simultaneous", "alternating"]
+) -> tuple[float, float]:
+    """Corollary 3 (FedSim) or 10 (FedAlt): eta, and the rounds T after which the bound is of the order of epsilon.
+
+    As their proofs have it, without absolute constants: the largest eta allowed whose terms in eta and eta^2 are
+    epsilon at most, and T = Delta F_0 / (eta epsilon).
+
+    Args:
+        problem: the constants.
+        epsilon: what the mean of the weighted squared gradients is to reach.
+        updates: of FedSim, or of FedAlt.
+
+    Returns:
+        eta and T.
+    """
+    is_sim = updates == "simultaneous"
+    bound, allowed = (fedsim_bound, fedsim_largest_step) if is_sim else (fedalt_bound, fedalt_largest_step)
+    gap, noise, drift = bound(problem, 1.0, 1).values()
+    step = min(
+        allowed(problem), epsilon / noise if noise else math.inf, math.sqrt(epsilon / drift) if drift else math.inf
+    )
+    return step, gap / (step * epsilon)
+
+
 def fedalt_beats_fedsim(problem: PartialProblem) -> tuple[float, float]:
     """Both sides of the condition after Theorem 2; FedAlt's rate is the better one where the first is the smaller:
     sigma_v^2 / L_v (1 - 2m/n) < (sigma_u^2 + delta^2 (1 - m/n)) / (m L_u)."""

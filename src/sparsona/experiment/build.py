@@ -50,7 +50,7 @@ from sparsona.runs.declaration import as_tuple
 from sparsona.runs.facts import DTYPES, ExampleFacts, RunFacts
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
-from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
+from sparsona.runs.request import Chosen, all_owners, choose, fit_clients, parse_method
 from sparsona.runs.stopping import check_computed, validation_point
 from sparsona.runs.validation import check, merge_errors, validate, wrong_kinds
 from sparsona.runs.warm_start import WarmStart, check_layout
@@ -184,6 +184,8 @@ def make_configs(
     of_method, errors = check(kind, chosen.method, name)
     dumped = {} if of_method is None else of_method.model_dump(mode="json")
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
+    if config and all_owners(published) and {"clients", "partition"} <= chosen.published:
+        config = config.model_copy(update={"clients": None})  # there may be more or fewer than published
     config = config and fit_clients(config, chosen.published, experiment).with_functions(functions)
     known = {*OPTIONS, *kind.model_fields}
     unknown = [methods.unknown_option([row.name], option, known) for option in chosen.unknown]
@@ -526,7 +528,7 @@ def make_context(
     if federation is None:
         with clock.measure(f"{START}read data"):
             federation = read_data(config)
-        config = config.model_copy(update={"clients": federation.num_clients})
+        config = with_clients(config, row, federation.num_clients)
         if found := config.conflicts():
             raise merge_errors(found)
     if model is None or isinstance(model, str):
@@ -633,6 +635,16 @@ def _check_batches(context: ClientContext, batch_size: int) -> None:
                 f"{needed} or more training examples on every client for the batches of one step",
                 hint=f"raise --batch-size, --set min_size={max(10, 2 * needed)}, or use GroupNorm",
             )
+
+
+def with_clients(config: RunConfig, row: MethodCard, num_clients: int) -> RunConfig:
+    """The options with the number of clients that the data has; all are sampled where the preset samples all."""
+    found = config.model_copy(update={"clients": num_clients})
+    if config.clients is not None or config.preset is None:
+        return found
+    published = methods.published(row, {**config.model_dump(), **config.options})
+    in_force = all_owners(published) and config.per_round == published["per_round"]
+    return fit_clients(found, frozenset({"per_round"} if in_force else ()), published)
 
 
 def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:

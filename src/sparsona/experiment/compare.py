@@ -27,7 +27,15 @@ from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.pace import with_conditions
 from sparsona.engine.rounds import check_plan
 from sparsona.executors import choose
-from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_taken_by, read_data
+from sparsona.experiment.build import (
+    fit_weakest,
+    make_configs,
+    make_context,
+    make_plan,
+    options_taken_by,
+    read_data,
+    with_clients,
+)
 from sparsona.experiment.match import amounts, check_match, rounds_for
 from sparsona.experiment.parallel import check_jobs, is_of_machine, pack_given, processes, unless_stopped
 from sparsona.experiment.run import Comparison, missing_in
@@ -191,7 +199,7 @@ def _plan(
 
     def build(config: RunConfig, of_method: BaseModel) -> ClientContext:
         data = data_of(config)
-        config = config.model_copy(update={"clients": data.num_clients})
+        config = with_clients(config, rows[config.method], data.num_clients)
         if found := config.conflicts():
             raise merge_errors(found)
         start = load_warm_start(config)
@@ -455,7 +463,7 @@ def _match_rounds(
     for seed in seeds:
         for entry in entries:
             shared = data_of(planned[entry.text, seed][0])
-            config = planned[entry.text, seed][0].model_copy(update={"clients": shared.num_clients})
+            config = with_clients(planned[entry.text, seed][0], entry.row, shared.num_clients)
             plan = make_plan(config, shared.num_clients, entry.row.peers)
             clients = tuple(with_conditions(plan, shared.clients(config.capacities)))
             of_method[entry.text].append(replace(sides[entry.text], plan=plan, clients=clients))

@@ -48,6 +48,7 @@ from sparsona.experiment.build import (
     name_functions,
     outline,
     unknown_loss,
+    with_clients,
 )
 from sparsona.experiment.run import Run
 from sparsona.experiment.stored_models import models_elsewhere
@@ -189,7 +190,8 @@ def describe_run(
     """The config with its defaults resolved, and the facts of the run; `executor` None: what suits it here."""
     if config.privacy is not None:
         accountant()  # before training: without it, nobody would learn what was spent
-    resolved = {"clients": context.federation.num_clients, "device": ",".join(context.devices) or context.device.type}
+    config = with_clients(config, row, context.federation.num_clients)
+    resolved: dict[str, Any] = {"device": ",".join(context.devices) or context.device.type}
     resolved["novel"] = context.plan.num_novel
     resolved["executor"] = executor or choose(config.executor, context)
     config = config.model_copy(update=resolved)

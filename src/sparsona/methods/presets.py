@@ -194,7 +194,7 @@ _IN_PFEDGATE = Preset(
             "model": "pfedgate-emnist",
             "partition": "natural",
             "data_rate": 0.15,
-            "clients": 539,
+            "clients": 539,  # all of these writers: LEAF's files give another number, and all of those are taken
             "per_round": 539,
         },
     },
@@ -249,7 +249,15 @@ PFEDGATE = {
         {"capacities": (1.0, *(0.5,) * 9)},
         exceptions={"capacities": "a tenth of HeteroFL's clients have the whole model, the others half of it"},
     ),
-    "fedmask": _BASELINE_OF_PFEDGATE.plus({"density": 0.5, "aggregation": "intersection"}),
+    "fedmask": _BASELINE_OF_PFEDGATE.plus(
+        {"density": 0.5, "aggregation": "intersection"},
+        by_data={  # the last layer of their 2-layer network, the last two of the 3-layer one
+            "emnist-byclass": {"num_masked_layers": 1},
+            "femnist": {"num_masked_layers": 1},
+            "cifar10": {"num_masked_layers": 2},
+            "cifar100": {"num_masked_layers": 2},
+        },
+    ),
     "pfedgate": _PFEDGATE,
 }
 _PFEDGATE_AUTHORS = _IN_PFEDGATE.plus(
@@ -386,8 +394,8 @@ FEDALT = {
 _FEDALT_AUTHORS = _STEPS_B_C.plus(
     {"weight": "batches", "max_personal_steps": 1000, "clip_stale": True},
     by_data={
-        "stackoverflow": {"server_optimizer": "adam", "clip_norm": 0.25},
-        "gldv2": {"server_optimizer": "adam", "server_lr": 5e-5},
+        "stackoverflow": {"server_optimizer": "adam", "clip_norm": 0.25, "lr_schedule": "linear:0.1,from-zero"},
+        "gldv2": {"server_optimizer": "adam", "server_lr": 5e-5, "lr_schedule": "linear:0.1,from-zero"},
         "femnist": {"max_examples": 1000},
     },
 )

@@ -28,16 +28,22 @@ class _Strict(BaseModel):
 
 
 class Printed(_Strict):
-    """A printed figure: in TOML `88.2`, `[88.2, 0.4]` with its spread, `">1000"` where a target was not reached."""
+    """A printed figure: in TOML `88.2`, `[88.2, 0.4]` with its spread, `">1000"` where a target was not reached.
+
+    `"0.8"`, as text, has as many decimals as are written, where its column has another number of them.
+    """
 
     value: float
     spread: float | None = None
     is_bound: bool = False
+    digits: int | None = None
 
 
 def _read_printed(given: Any) -> Any:
     if isinstance(given, str) and given.startswith(">"):
         return {"value": given[1:], "is_bound": True}
+    if isinstance(given, str):
+        return {"value": given, "digits": len(given.partition(".")[2])}
     if isinstance(given, list) and len(given) == 2:
         return {"value": given[0], "spread": given[1]}
     return {"value": given} if isinstance(given, int | float) else given
@@ -49,7 +55,7 @@ class Column(_Strict):
     Args:
         measure: how our figure is obtained: a row of `sparsona.reproduce.measures`, with its argument after a colon.
         title: the heading, with the unit.
-        digits: decimals that the paper prints.
+        digits: decimals that the paper prints, but where a printed figure has its own.
         comparable: False: ours depends on the hardware or the like, so that it is shown and never judged.
     """
 

@@ -23,7 +23,7 @@ from sparsona.data.readers.files import list_places
 from sparsona.reproduce.measures import measures_time, needs_runs
 from sparsona.reproduce.recipe import Recipe
 from sparsona.runs.options import OPTIONS, RunConfig
-from sparsona.runs.request import parse_method, with_names
+from sparsona.runs.request import all_owners, parse_method, with_names
 
 MAKES_RESULT = {"headline"}  # a circumstance of training alone: it says which figure is the result
 # What may be set for all rows without making it another experiment: where, how fast and how often things happen.
@@ -260,7 +260,10 @@ def scaled(config: RunConfig, scale: float) -> dict[str, Any]:
     novel = shrink(config.novel) if config.novel >= 1 else config.novel
     sampled = None if config.per_round is None else shrink(config.per_round, FEWEST_SAMPLED)
     if config.clients is None and partition == "natural":  # as many as the data has, which only its files tell
-        found["clients"] = max(FEWEST_CLIENTS + int(novel), 2 * (sampled or 0))
+        published = methods.published(row_of(config.method)[0], {**config.model_dump(), **config.options})
+        takes_all = all_owners(published) and config.per_round == published["per_round"]
+        found["clients"] = max(FEWEST_CLIENTS + int(novel), (sampled or 0) * (1 if takes_all else 2))
+        sampled = None if takes_all else sampled  # the preset's: all of them
     elif config.clients is not None:
         clients = shrink(config.clients, FEWEST_CLIENTS + int(novel))
         found["clients"] = clients

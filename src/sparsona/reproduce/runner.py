@@ -151,14 +151,18 @@ class Reproduction:
     @property
     def mark(self) -> str:
         """Why the runs are not comparable with the paper's figures: they are scaled, or changed; "": they are."""
+        return "; ".join(filter(None, (f"scaled to {self.scale:g}" if self.scale < 1 else "", self._changed)))
+
+    @property
+    def _changed(self) -> str:
+        """Why costs are not comparable either: those of a scaled row are of its full size."""
         changed = sorted(experiment_changes(self.recipe, self.changes))
-        marks = [f"scaled to {self.scale:g}"] * (self.scale < 1) + [f"changed: {', '.join(changed)}"] * bool(changed)
-        return "; ".join(marks)
+        return f"changed: {', '.join(changed)}" if changed else ""
 
     def cells(self) -> list[Cell]:
         """Every figure that is printed or was measured, with the difference and whether the two agree."""
         known = Known(self.runs, self._costs[0], self._options, self._eval_every)
-        return cells(self.recipe, self.rows, known, self.mark)
+        return cells(self.recipe, self.rows, known, self.mark, self._changed)
 
     def table(self) -> list[dict[str, str]]:
         """The table as text.
@@ -420,6 +424,8 @@ def _check_same(one: Planned) -> None:
         old, new = then.get(key, now[key]), now[key]
         if key in ("clients", "novel") and (new is None or 0 < new < 1):
             return False  # the data determined it
+        if key == "per_round" and now["clients"] is None and old == then["clients"] - then["novel"]:
+            return False  # so many are all
         if key == "warm_start" and old and new:  # folders are moved
             return Path(old).name != Path(new).name
         return bool(old != new)

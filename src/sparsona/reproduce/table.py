@@ -111,7 +111,7 @@ class Known:
         return None if found is None else Figure(found)
 
 
-def cells(recipe: Recipe, rows: Sequence[str], known: Known, no_claim: str = "") -> list[Cell]:
+def cells(recipe: Recipe, rows: Sequence[str], known: Known, no_claim: str = "", changed: str = "") -> list[Cell]:
     """Every figure of these rows that is printed or was measured, row by row, and then of means over settings.
 
     Args:
@@ -119,6 +119,7 @@ def cells(recipe: Recipe, rows: Sequence[str], known: Known, no_claim: str = "")
         rows: names of its rows.
         known: what the figures are read from.
         no_claim: why runs are not comparable with the paper, such as "scaled"; "": they are.
+        changed: why costs are not, which are those of the full size; "": they are.
 
     Returns:
         One cell for each row and column.
@@ -132,7 +133,8 @@ def cells(recipe: Recipe, rows: Sequence[str], known: Known, no_claim: str = "")
             is_cost = not find(column.measure)[0].needs_training
             if paper is None and (ours is None or (is_cost and not row.stand_in)):
                 continue
-            found.append(_cell(name, key, paper, ours, column, no_claim or known.no_claim(recipe, name, column)))
+            why = changed if is_cost else no_claim or known.no_claim(recipe, name, column)
+            found.append(_cell(name, key, paper, ours, column, why))
     for name, printed in recipe.averages.items():
         every = [one for setting in recipe.settings if (one := f"{setting}/{name}") in recipe.rows]
         of = [one for one in every if not recipe.rows[one].stand_in]
@@ -142,13 +144,14 @@ def cells(recipe: Recipe, rows: Sequence[str], known: Known, no_claim: str = "")
             means = [one.value for one in parts if one is not None and not one.is_bound]
             ours = Figure(math.fsum(means) / len(means)) if means and len(means) == len(of) else None
             why = no_claim or next(filter(None, (known.no_claim(recipe, one, column) for one in of)), "")
+            why = why if find(column.measure)[0].needs_training else changed
             found.append(_cell(f"{AVERAGE}/{name}", key, paper, ours, column, why))
     return found
 
 
 def _cell(row: str, key: str, paper: Printed | None, ours: Figure | None, column: Column, no_claim: str) -> Cell:
     is_cost = not find(column.measure)[0].needs_training
-    return Cell(row, key, paper, ours, is_cost, *_agreement(paper, ours, column, is_cost, "" if is_cost else no_claim))
+    return Cell(row, key, paper, ours, is_cost, *_agreement(paper, ours, column, is_cost, no_claim))
 
 
 def _agreement(
@@ -165,7 +168,7 @@ def _agreement(
         return ours.value - paper.value, None, "stopped early"
     difference = ours.value - paper.value
     if is_cost:
-        units = abs(difference) * 10**column.digits
+        units = abs(difference) * 10 ** _digits(paper, column.digits)
         return difference, units <= 1 + 1e-9, "to the digit" if units <= 0.5 + 1e-9 else "in the last digit"
     known = [spread for spread in (paper.spread, ours.spread) if spread is not None]
     if not known:
@@ -225,12 +228,18 @@ def format_printed(printed: Printed | None, digits: int) -> str:
     """A printed figure, as it is printed."""
     if printed is None:
         return UNKNOWN
+    digits = _digits(printed, digits)
     text = f"{'>' * printed.is_bound}{printed.value:,.{digits}f}"
     return text if printed.spread is None else f"{text} ± {printed.spread:.{digits}f}"
 
 
+def _digits(printed: Printed, of_column: int) -> int:
+    """The decimals that a figure is printed with."""
+    return of_column if printed.digits is None else printed.digits
+
+
 def format_ours(ours: Figure | None, digits: int) -> str:
-    """Our figure, with as many digits as the paper prints."""
+    """Our figure, with as many digits as the paper prints in its column."""
     if ours is None:
         return UNKNOWN
     text = f"{'>' * ours.is_bound}{ours.value:,.{digits}f}"

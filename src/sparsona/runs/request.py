@@ -111,6 +111,11 @@ def samples_all(published: Mapping[str, Any]) -> bool:
     return published.get("per_round") is not None and published["per_round"] == published.get("clients")
 
 
+def all_owners(published: Mapping[str, Any]) -> bool:
+    """Whether the clients of a published experiment are all owners that its data has, of whom all take part."""
+    return samples_all(published) and spec.parse("partition", str(published.get("partition"))).name == "natural"
+
+
 def fit_clients(config: RunConfig, in_force: frozenset[str], published: Mapping[str, Any]) -> RunConfig:
     """The options where the user has another number of clients than a published experiment.
 

@@ -434,6 +434,9 @@ def test_assumptions_on_clients_are_looked_up_in_the_options(tmp_path, lines, op
 def test_full_batches_of_all_clients_reach_the_regimes_without_noise(tmp_path, lines) -> None:
     found = plain(tmp_path, "fedsim", lines, personal="additive", weight="equal").bounds(clients=4)
     assert any("sigma_u = sigma_v = 0, m = n, tau = 1" in note for note in found.bounds[0].notes)
+    for bound, corollary in zip(found.bounds, (3, 10), strict=True):
+        to_epsilon = f"Corollary {corollary}, epsilon = {number(found.bounds[0].measured)} as measured: "
+        assert any(note.startswith(to_epsilon) and " rounds, eta = " in note for note in bound.notes)
 
 
 def test_one_participating_client_has_no_pairs_of_masks(tmp_path) -> None:

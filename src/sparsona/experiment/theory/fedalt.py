@@ -111,10 +111,17 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
     by_part += f"mean ||grad_v F_i||^2 = {number(own_v[0].mean())} and {number(own_v[-1].mean())}."
     step = max(eta_u, eta_v)
     bounds = []
-    for name, theorem, bound, allowed, updates in (
-        ("FedSim", "Theorem 1, Eq. (6)", theorems.fedsim_bound, theorems.fedsim_largest_step(problem), "simultaneous"),
-        ("FedAlt", "Theorem 2", theorems.fedalt_bound, theorems.fedalt_largest_step(problem), "alternating"),
-    ):
+    reached = measured[-1][1]
+    for name, theorem, corollary, bound, allowed, updates in (
+        (
+            "FedSim", "Theorem 1, Eq. (6)", "Corollary 3", theorems.fedsim_bound,
+            theorems.fedsim_largest_step(problem), "simultaneous",
+        ),
+        (
+            "FedAlt", "Theorem 2", "Corollary 10", theorems.fedalt_bound,
+            theorems.fedalt_largest_step(problem), "alternating",
+        ),
+    ):  # fmt: skip
         mine = alternates == (updates == "alternating")
         rounds, why = max(sample.rounds, 1), f"{number(step)}, allowed {number(allowed)}"
         terms = bound(problem, eta_u, rounds)
@@ -129,6 +136,11 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
             f"With eta = {number(allowed)}, the largest allowed: {number(small)}.",
             f"Table 1, {regime}, eta = {number(eta)}: {number(table)}.",
         ]
+        if reached > 0:
+            eta, needed = theorems.partial_rounds(problem, reached, updates)  # type: ignore[arg-type]
+            notes.append(
+                f"{corollary}, epsilon = {number(reached)} as measured: {number(needed)} rounds, eta = {number(eta)}."
+            )
         if not is_small:
             notes.insert(0, would_be(sum(terms.values())))
         if mine:
