@@ -27,6 +27,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method
 from sparsona.experiment import build
 from sparsona.experiment import compare as comparisons
+from sparsona.experiment import train as training
 from sparsona.methods.fedavg import FedAvgConfig, fedavg
 from sparsona.runs.manifest import Manifest
 from sparsona.runs.observers import ObserverList
@@ -461,3 +462,13 @@ def test_clients_that_no_round_sampled_are_counted(tmp_path):
     assert one.summary["untrained"] == {"clients": 3, "of": 4}
     assert "untrained" not in all_of_them.summary | tuned.summary
     assert "'one': 3 of 4 clients never trained." in all_of_them.clients(one).notes
+
+
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    digits = iter(["00aa", "00aa", "00ab"])
+    monkeypatch.setattr(training.secrets, "token_hex", lambda count: next(digits))
+    monkeypatch.setattr(training.time, "strftime", lambda form: "20300101-000000")
+    first = training.free_path("fedavg")
+    first.mkdir(parents=True)
+    assert training.free_path("fedavg").name == "fedavg-20300101-000000-00ab"

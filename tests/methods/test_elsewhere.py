@@ -241,7 +241,7 @@ def test_what_is_no_method_is_refused():
         (lambda loss, buffers: None, "returned a NoneType"),
     ],
 )
-def test_a_loss_without_buffers_is_refused(executor, wrong, words):
+def test_a_loss_without_buffers_is_refused(executor, wrong, words, tmp_path):
     def mine(task, config: FedAvgConfig) -> Method:
         base = fedavg(task, config)
         (plain,) = base.phases
@@ -250,7 +250,7 @@ def test_a_loss_without_buffers_is_refused(executor, wrong, words):
 
     said = f"the loss of phase 'train', .*mine.<locals>.<lambda>, {words}\n.*two values: the loss, and the buffers"
     with pytest.raises(SparsonaError, match=said):
-        sp.train(mine, executor=executor, **OPTIONS, model="mlp", progress=False)
+        sp.train(mine, executor=executor, **OPTIONS, model="mlp", progress=False, out=tmp_path / "run")
 
 
 def test_a_comparison_of_methods_from_python(tmp_path):

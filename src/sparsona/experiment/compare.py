@@ -40,9 +40,9 @@ from sparsona.experiment.match import amounts, check_match, rounds_for
 from sparsona.experiment.parallel import check_jobs, is_of_machine, pack_given, processes, unless_stopped
 from sparsona.experiment.run import Comparison, missing_in
 from sparsona.experiment.train import (
-    RUNS,
     find_rows,
     folder_name,
+    free_path,
     given_functions,
     given_methods,
     hint_resume,
@@ -50,7 +50,6 @@ from sparsona.experiment.train import (
     load_warm_start,
     resume_run,
     start_run,
-    timestamp,
 )
 from sparsona.methods import MethodCard
 from sparsona.runs.comparison import COMPARISON_FILE, check_member, comparison_in, read_comparison, write_comparison
@@ -148,7 +147,7 @@ def _start(
         pack_given(
             model, [config.functions for config, _ in planned.values()], _rows(entries)
         )  # before a folder is made
-    path = out or RUNS / f"compare-{timestamp()}"
+    path = out or free_path("compare")
     make_empty_folder(path)
     names_of = [f"{folder_name(text)}-seed{seed}" for text, seed in planned]
     options_of_runs = [config.model_dump(mode="json") for config, _ in planned.values()]

@@ -31,7 +31,7 @@ from sparsona.experiment.client_data import everyones_data
 from sparsona.experiment.guests import Cards, guests_at_start, joint_digest
 from sparsona.experiment.run import Run
 from sparsona.experiment.terms import Terms
-from sparsona.experiment.train import RUNS, describe_run, play, timestamp
+from sparsona.experiment.train import describe_run, free_path, play
 from sparsona.runs.folder import FEDERATION_FILE, GLOBAL_FILE, GUESTS_FILE, NETWORK, RunFolder, reached
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import dump
@@ -108,7 +108,7 @@ def replay(
     side = _Side(terms, found, there, _Observed(folder.records, terms.plan()))
     session = Session(side, ObserverList(observers))
     config, facts = describe_run(terms.config, side.client_context, terms.row, executor=SERIAL)
-    place = Path(out) if out else RUNS / f"{folder.path.name}-replay-{timestamp()}"
+    place = Path(out) if out else free_path(f"{folder.path.name}-replay")
     with RunFolder.create(place, dump(config), facts, None) as made:
         run = play(made, session, config, lambda: side.client_context, side.client_context.task.frozen)
     return Replay(run, folder.path, digest == folder.facts.federation, first_difference(folder, made))

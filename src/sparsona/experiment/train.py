@@ -717,7 +717,7 @@ def _new_path(config: RunConfig, federation: Federation | None) -> Path:
     source = spec.parse("data set", config.data)
     name = Path(source.argument or "").stem if federation is None else federation.name
     own = re.sub("[^A-Za-z0-9._+]+", "-", name).strip("-.")[:60]
-    return RUNS / f"{config.method}-{own or source.name}-seed{config.seed}-{timestamp()}"
+    return free_path(f"{config.method}-{own or source.name}-seed{config.seed}")
 
 
 def folder_name(method: str) -> str:
@@ -725,5 +725,8 @@ def folder_name(method: str) -> str:
     return re.sub("[^a-z0-9.+-]+", "_", method.lower().replace("=", "-"))
 
 
-def timestamp() -> str:
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+def free_path(name: str) -> Path:
+    """A folder in ./runs of this name, the time, and four digits: many that begin in one second would share these."""
+    while (path := RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").exists():
+        pass
+    return path

@@ -41,7 +41,7 @@ from sparsona.experiment.search import (
     written_options,
     written_value,
 )
-from sparsona.experiment.train import RUNS, find_rows, given_methods, hint_resume, timestamp
+from sparsona.experiment.train import find_rows, free_path, given_methods, hint_resume
 from sparsona.methods import MethodCard
 from sparsona.runs.comparison import COMPARISON_FILE, REFIT, SEARCH_FILE, TUNED_FILE
 from sparsona.runs.declaration import options_of
@@ -307,7 +307,7 @@ def tune(
                 make_configs(rows.get(name, name), {**usual, **({key: value} if key else {})}, federation, model)
     if settled.get("privacy") is not None or any(parse_method(name)[1].get("privacy") is not None for name in written):
         warn("every trial spends privacy of the same clients, and so does the choice: no epsilon counts that")
-    path = place("out", out) if out is not None else RUNS / f"tune-{timestamp()}"
+    path = place("out", out) if out is not None else free_path("tune")
     make_empty_folder(path)
     write_file(path / SEARCH_FILE, request)
     with hint_resume(path, jobs), _locked(path):
