@@ -126,7 +126,8 @@ def test_clients_that_never_trained_are_noted(make_view: Callable[..., RunView])
         block = {"untrained": {"clients": num, "of": 30}} if num else {}
         return dataclasses.replace(view, summary=view.summary | block)
 
-    end = "never trained, as no round sampled them: their figures are of models that were not trained on their data."
+    end = "trained in no round (not sampled, or their turns were lost): they are scored with the model that they "
+    end += "received or began with."
     both = [with_untrained("Local", 6), with_untrained("FedAvg", 6)]
     assert notes(both) == [f"6 of 30 clients {end}"]
     assert notes([both[0], with_untrained("FedAvg-FT", 0)]) == [f"6 of 30 clients (Local) {end}"]

@@ -329,6 +329,19 @@ def test_a_network_that_mixes_examples_in_training_alone_is_noticed(model, untou
     assert Task(model, (6,), 3).mixes_examples
 
 
+def test_a_network_that_counts_its_passes_does_not_mix():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.passes = nn.Linear(6, 3), 0
+
+        def forward(self, x):
+            self.passes += self.training
+            return self.inner(x) / (1 + self.passes)
+
+    assert not Task(Counting, (6,), 3).mixes_examples
+
+
 @pytest.mark.parametrize("layer", [nn.Identity(), nn.Dropout(0.5), nn.LayerNorm(8), nn.RReLU()])
 def test_noise_is_not_taken_for_mixing(layer):
     assert not Task(lambda: MixedInTraining(layer), (6,), 3).mixes_examples

@@ -169,7 +169,7 @@ def test_matched_by_steps(tmp_path):
     assert [row["method"] for row in rows] == ["FedAvg", "FedAlt"]  # one row for both seeds
     assert rows[0]["of budget"] == "100.0%"
     assert (rows[0]["rounds"], rows[1]["rounds"]) == ("4", str(fedalt["rounds"]))
-    assert not [note for note in found.notes() if "never trained" not in note]
+    assert not [note for note in found.notes() if "trained in no round" not in note]
     again = comparisons.resume_comparison(tmp_path / "c")
     assert [run.summary for run in again.runs] == [run.summary for run in found.runs]
 
@@ -201,7 +201,7 @@ def test_unequal_work_is_noted_and_shown(say, tmp_path):
     assert "by local steps" in page
     said = say("compare", "fedavg", "fedalt", *args, "--match", "steps", "--out", "d", "--json")
     found = json.loads(said.out)
-    assert [note for note in found["notes"] if "never trained" not in note] == []
+    assert [note for note in found["notes"] if "trained in no round" not in note] == []
     assert {"turns", "steps", "budget_share", "train_flops", "bytes_up"} <= set(found["table"][0])
     say("compare", "fedavg", *args, "--match", "time").refused("unknown thing to match 'time'")
 

@@ -227,7 +227,7 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
     notes = _drop_note(run, point, other, shared)
     for folder, name in ((run, point), (other, shared)):
         if never := untrained(folder, at(folder, name)[3]):
-            notes.append(f"'{folder.path.name}': {never['clients']:,} of {never['of']:,} clients never trained.")
+            notes.append(f"'{folder.path.name}': {never['clients']:,} of {never['of']:,} clients trained in no round.")
     for key in ("rounds", "model", "seed"):
         a, b = run.config.get(key), other.config.get(key)
         if a != b:

@@ -133,10 +133,15 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
 
 
 def untrained(folder: RunFolder, count: np.ndarray) -> dict[str, int] | None:
-    """How many clients made no step, of those with test examples (`count`); None: all or none made one."""
-    trained, tested = folder.records.trained_clients(), set(np.flatnonzero(count).tolist())
+    """How many clients trained in no round, of those with test examples (`count`); None: all or none did."""
+    trained, tested = _trained_clients(folder), set(np.flatnonzero(count).tolist())
     never = tested - trained
     return {"clients": len(never), "of": len(tested)} if trained and never else None
+
+
+def _trained_clients(folder: RunFolder) -> set[int]:
+    """Clients that trained, in a turn that was not lost; but a peer out of reach trains on."""
+    return folder.records.trained_clients() if folder.facts.peers else folder.records.kept_clients()
 
 
 def effort(folder: RunFolder) -> dict[str, dict[str, int]]:
@@ -373,15 +378,13 @@ def _say_sizes(found: Protocol, folder: RunFolder, point: str, count: np.ndarray
     if facts.ignores_capacity:
         found.say("model size", "Capacities are not kept: this method's models are larger than some clients can hold.")
     if facts.has_batch_statistics and not config["stateless"]:
-        # A peer out of reach trains on.
-        trained = folder.records.trained_clients() if facts.peers else folder.records.kept_clients()
-        untrained = len(set(np.flatnonzero(count).tolist()) - trained)
+        num_untrained = len(set(np.flatnonzero(count).tolist()) - _trained_clients(folder))
         found.say(
             "client state",
             "Buffers such as BatchNorm statistics stay on the client"
             + (
-                f"; {untrained} of the clients never trained and are scored with the initial ones."
-                if untrained
+                f"; {num_untrained} of the clients never trained and are scored with the initial ones."
+                if num_untrained
                 else "."
             ),
         )

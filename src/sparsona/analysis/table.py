@@ -147,7 +147,7 @@ def round_notes(views: Sequence[RunView]) -> list[str]:
 
 
 def _untrained_notes(views: Sequence[RunView]) -> list[str]:
-    """Clients whose figures are of models that were not trained on their data: Local's are then the initial one."""
+    """Clients that are scored with a model that they did not train: with Local the initial one."""
     found: dict[str, list[str]] = {}
     groups = group_views(views)
     for group in groups:
@@ -159,8 +159,8 @@ def _untrained_notes(views: Sequence[RunView]) -> list[str]:
     texts = []
     for who, labels in found.items():
         whose = "" if len(labels) == len(groups) else f" ({join_labels(labels)})"
-        why = "as no round sampled them: their figures are of models that were not trained on their data"
-        texts.append(f"{who[0].upper()}{who[1:]}{whose} never trained, {why}.")
+        why = "(not sampled, or their turns were lost): they are scored with the model that they received or began with"
+        texts.append(f"{who[0].upper()}{who[1:]}{whose} trained in no round {why}.")
     return texts
 
 

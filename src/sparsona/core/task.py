@@ -592,7 +592,7 @@ def _check_independence(module: nn.Module, pair: Tensor) -> None:
         )
 
 
-def _same_in_halves(module: nn.Module, examples: Tensor) -> bool:
+def _same_in_halves(module: Callable[[Tensor], Tensor], examples: Tensor) -> bool:
     """Whether the outputs for examples are the same in two batches as in one."""
     together, apart = module(examples), torch.cat([module(half) for half in examples.chunk(2)])
     slack = 1e-3 * float(apart.nan_to_num().abs().max()) + 1e-5  # rounding differs with the size of a batch
@@ -620,7 +620,8 @@ def _mixes_in_training(module: nn.Module, examples: Tensor) -> bool:
                 if value.is_floating_point() and value.square().mean() < 1e-4:
                     noise = torch.randn(value.shape, generator=draw).to(value)
                     value.add_(noise, alpha=0.3 * (value.shape[:1].numel() / value.numel()) ** 0.5)
-            return not _same_in_halves(trial, examples)
+            # A copy for each pass: one that counts its passes would differ from one to the next.
+            return not _same_in_halves(lambda inputs: copy.deepcopy(trial)(inputs), examples)
     except Exception:  # with such weights, or so many examples; if it is wrong, training says how
         return False
 
