@@ -245,11 +245,10 @@ def test_runs_in_processes_say_how_far_they_are(tmp_path, monkeypatch):
     failed = comparisons.play_in_processes(planned, titles, None, None, ObserverList([observe]), 2)
     assert [(folder.name, str(error)) for folder, error in failed.items()] == [("b", "no such layer")]
     by_run = {title: [one for one in told if one.title == title] for title in "ABC"}
-    assert [(one.completed, one.doing, one.is_over) for one in by_run["A"]] == [
-        (0, "in a process of its own", False),
-        (3, "in a process of its own", False),
-        (5, "stopped early", True),
-    ]
+    of_a = [(one.completed, one.doing, one.is_over) for one in by_run["A"]]
+    assert of_a[:2] == [(0, "in a process of its own", False), (3, "in a process of its own", False)]
+    # Its last checkpoint may be seen before its process is over.
+    assert of_a[2:] in ([(5, "stopped early", True)], [(5, of_a[0][1], False), (5, "stopped early", True)])
     assert [one.is_over for ones in by_run.values() for one in ones].count(True) == 3
     assert [(one[-1].completed, one[-1].doing, one[-1].seconds) for one in (by_run["B"], by_run["C"])] == [
         (3, "failed", 60.0),
