@@ -44,6 +44,12 @@ def bare(summary: dict) -> dict:
     return {key: value for key, value in summary.items() if key not in ("run", "seconds")}
 
 
+def test_a_run_says_who_trained_in_no_round(say, tmp_path):
+    said = say("run", "local", *small(tmp_path, out="run"), "--per-round", 1, "--rounds", 1)
+    assert said.code == 0
+    assert re.search(r"note: \d+ of \d+ clients trained in no round", said.out)
+
+
 def test_json_alone_on_stdout_with_the_promised_keys(say, tmp_path):
     said = say("run", "fedspa", *small(tmp_path, out="run"), "--json")
     assert said.code == 0

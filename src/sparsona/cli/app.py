@@ -470,8 +470,6 @@ def show_comparison(result: Any, as_json: bool) -> None:
 
     views = result.views()
     print_results(views, result.missing)
-    for note in result.notes():
-        print_text(f"note: {note}")
     if unequal := differing(views):
         print_text(f"What differs between the methods: {'; '.join(unequal)}.")
     # One seed has no interval, and the table has the differences themselves.

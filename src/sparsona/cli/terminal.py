@@ -52,11 +52,11 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
 
 
 def print_results(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -> None:
-    """The answer in a sentence, then the first columns of the table; the others as far as the terminal is wide. Runs
-    that failed have a row that says so."""
+    """The answer in a sentence, the first columns of the table, the others as far as the terminal is wide, and the notes
+    of the table. Runs that failed have a row that says so."""
     from sparsona.analysis.answer import answer
     from sparsona.analysis.columns import columns_for
-    from sparsona.analysis.table import table
+    from sparsona.analysis.table import notes, table
 
     if sentence := answer(views):
         print_text(f"{sentence}\n")
@@ -85,6 +85,8 @@ def print_results(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -
         print_text(f"more columns in the report and with --json: {', '.join(left_out)}")
     spread = "±: sample standard deviation over seeds; " if len(views) > len(found) else ""
     echo(f"{spread}words: docs/glossary.md, and at the end of the report")
+    for note in notes(views, missing):
+        print_text(f"note: {note}")
 
 
 def terminal_width() -> int:

@@ -90,6 +90,8 @@ class Run:
             more.append(f"density {density:g}")
         if (diverged := self.summary.get("diverged")) is not None:
             more.append(divergence_note(diverged))
+        if (never := self.summary.get("untrained")) is not None:
+            more.append(f"{never['clients']:,} of {never['of']:,} clients trained in no round")
         if (stop := self.summary.get("early_stop")) is not None:
             more.append(early_stop_sentence(stop))
         return f"{printable(first, kept='')}\n  {printable(', '.join(more), kept='')}"
