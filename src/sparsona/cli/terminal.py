@@ -52,8 +52,8 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
 
 
 def print_results(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -> None:
-    """The answer in a sentence, the first columns of the table, the others as far as the terminal is wide, and the notes
-    of the table. Runs that failed have a row that says so."""
+    """The answer in a sentence, the first columns of the table, the others as far as the terminal is wide, and the
+    notes of the table. Runs that failed have a row that says so."""
     from sparsona.analysis.answer import answer
     from sparsona.analysis.columns import columns_for
     from sparsona.analysis.table import notes, table
