@@ -360,7 +360,7 @@ class Failing(nn.Module):
 
 @pytest.mark.cluster
 def test_errors_reach_the_person(cluster):
-    context = context_of("fedavg", lr=1e30, clip_norm=None)
+    context = context_of("fedavg", lr=1e30, clip_norm=None, on_divergence="stop")
     executor = cluster(context)
     with pytest.raises(SparsonaError, match=r"diverged: client \d+'s .* in round 1"):
         played(context, executor)
