@@ -15,7 +15,7 @@ import numpy as np
 from sparsona.analysis.format import UNKNOWN, signed
 from sparsona.analysis.measure import ACCURACY, Measure, client_scores, measure_of
 from sparsona.analysis.statistics import accuracy_summary, spearman
-from sparsona.analysis.summary import at, headline, points, untrained
+from sparsona.analysis.summary import at, headline, points, untrained, untrained_note
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import CONSENSUS, GLOBAL, GUARDED, NOVEL, NOVEL_TUNED, RECEIVED, START, TUNED, on
 from sparsona.core.points import point as evaluation_point
@@ -227,7 +227,7 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
     notes = _drop_note(run, point, other, shared)
     for folder, name in ((run, point), (other, shared)):
         if never := untrained(folder, at(folder, name)[3]):
-            notes.append(f"'{folder.path.name}': {never['clients']:,} of {never['of']:,} clients trained in no round.")
+            notes.append(f"'{folder.path.name}': {untrained_note(never)}.")
     for key in ("rounds", "model", "seed"):
         a, b = run.config.get(key), other.config.get(key)
         if a != b:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,11 @@ def untrained(folder: RunFolder, count: np.ndarray) -> dict[str, int] | None:
     trained, tested = _trained_clients(folder), set(np.flatnonzero(count).tolist())
     never = tested - trained
     return {"clients": len(never), "of": len(tested)} if trained and never else None
+
+
+def untrained_note(found: Mapping[str, int]) -> str:
+    """For a sentence, what `untrained` found: "6 of 30 clients trained in no round"."""
+    return f"{found['clients']:,} of {plural(found['of'], 'client')} trained in no round"
 
 
 def _trained_clients(folder: RunFolder) -> set[int]:

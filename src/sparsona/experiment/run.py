@@ -13,6 +13,7 @@ from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import human_bytes
 from sparsona.analysis.heard import divergence_note
 from sparsona.analysis.measure import headline_score, measure_curve, measure_of, measure_of_metric, metric_values
+from sparsona.analysis.summary import untrained_note
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
@@ -91,7 +92,7 @@ class Run:
         if (diverged := self.summary.get("diverged")) is not None:
             more.append(divergence_note(diverged))
         if (never := self.summary.get("untrained")) is not None:
-            more.append(f"{never['clients']:,} of {never['of']:,} clients trained in no round")
+            more.append(untrained_note(never))
         if (stop := self.summary.get("early_stop")) is not None:
             more.append(early_stop_sentence(stop))
         return f"{printable(first, kept='')}\n  {printable(', '.join(more), kept='')}"

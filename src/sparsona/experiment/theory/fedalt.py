@@ -112,17 +112,11 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
     step = max(eta_u, eta_v)
     bounds = []
     reached = measured[-1][1]
-    for name, theorem, corollary, bound, allowed, updates in (
-        (
-            "FedSim", "Theorem 1, Eq. (6)", "Corollary 3", theorems.fedsim_bound,
-            theorems.fedsim_largest_step(problem), "simultaneous",
-        ),
-        (
-            "FedAlt", "Theorem 2", "Corollary 10", theorems.fedalt_bound,
-            theorems.fedalt_largest_step(problem), "alternating",
-        ),
-    ):  # fmt: skip
-        mine = alternates == (updates == "alternating")
+    for name, theorem, corollary, bound, largest, updates in (
+        ("FedSim", "Theorem 1, Eq. (6)", 3, theorems.fedsim_bound, theorems.fedsim_largest_step, "simultaneous"),
+        ("FedAlt", "Theorem 2", 10, theorems.fedalt_bound, theorems.fedalt_largest_step, "alternating"),
+    ):
+        mine, allowed = alternates == (updates == "alternating"), largest(problem)
         rounds, why = max(sample.rounds, 1), f"{number(step)}, allowed {number(allowed)}"
         terms = bound(problem, eta_u, rounds)
         is_small = step <= allowed
@@ -138,9 +132,8 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
         ]
         if reached > 0:
             eta, needed = theorems.partial_rounds(problem, reached, updates)  # type: ignore[arg-type]
-            notes.append(
-                f"{corollary}, epsilon = {number(reached)} as measured: {number(needed)} rounds, eta = {number(eta)}."
-            )
+            text = f"Corollary {corollary}, epsilon = {number(reached)} as measured: "
+            notes.append(f"{text}{number(needed)} rounds, eta = {number(eta)}.")
         if not is_small:
             notes.insert(0, would_be(sum(terms.values())))
         if mine:
@@ -152,7 +145,7 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
                 f"{name}, {theorem}",
                 "mean over rounds of ||grad_u F||^2 / L_u + (m / n L_v) mean ||grad_v F_i||^2",
                 sum(terms.values()) if is_small else None,
-                measured[-1][1] if mine else None,
+                reached if mine else None,
                 terms,
                 over_rounds(eta_u),
                 measured if mine else (),
