@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ from sparsona.core.storage import pack_bits, unpack_bits
 from sparsona.core.tree import Tree, map_parts, parts
 
 BITS = "#bits"  # a bool tensor is stored as bits; the suffix keeps the two apart
+NONZERO, VALUES = "#nonzero", "#values"  # a tensor with many zeros: bits that say where it has others, and these
+LEAST = 1 << 12  # entries from which that is looked at
+SHARE = 0.9  # of a tensor's bytes that bits and values may take
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an entry
 
 
 def to_bytes(value: Any) -> bytes:
@@ -37,9 +42,27 @@ def to_bytes(value: Any) -> bytes:
             bits = leaf.bits() if isinstance(leaf, Tree) else pack_bits(leaf.reshape(-1))
             found[f"{path}{BITS}{','.join(map(str, leaf.shape))}"] = bits
         else:
-            tensor = leaf.flat if isinstance(leaf, Tree) else leaf
-            found[path] = tensor.detach().cpu().contiguous().clone()  # shared storage is refused by the format
+            tensor = (leaf.flat if isinstance(leaf, Tree) else leaf).detach().contiguous()
+            sparse = _without_zeros(tensor)
+            if sparse is None:
+                found[path] = tensor.cpu().clone()  # shared storage is refused by the format
+            else:
+                found[f"{path}{NONZERO}{','.join(map(str, leaf.shape))}"], found[f"{path}{VALUES}"] = sparse
     return save(found)
+
+
+def _without_zeros(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Where a tensor has anything but zero, as bits, and what it has there; None if that is not much smaller.
+
+    -0.0 is not zero here, so that all bits come back.
+    """
+    size, each = tensor.numel(), tensor.element_size()
+    if size < LEAST or each not in _INTEGERS or not tensor.dtype.is_floating_point:
+        return None
+    there = tensor.view(-1).view(_INTEGERS[each]) != 0
+    if size / 8 + each * int(there.sum()) > SHARE * each * size:
+        return None
+    return pack_bits(there), tensor.view(-1)[there].cpu()
 
 
 def read_tensors(data: bytes) -> dict[str, Tensor]:
@@ -50,15 +73,20 @@ def read_tensors(data: bytes) -> dict[str, Tensor]:
         raise ValueError(str(error)) from None
     found = {}
     for key, tensor in stored.items():
-        path, mark, shape = key.partition(BITS)
+        if key.endswith(VALUES):
+            continue  # read with its bits
+        path, mark, shape = next((cut for cut in map(key.partition, (BITS, NONZERO)) if cut[1]), (key, "", ""))
         if mark:
             sizes = [int(size) for size in shape.split(",") if size]
-            count = 1
-            for size in sizes:
-                count *= size
-            tensor = unpack_bits(tensor, count).view(sizes)
-        # A copy, in memory aligned as torch does it: where a buffer starts may decide how a product is summed.
-        found[path] = tensor.clone()
+            tensor = unpack_bits(tensor, prod(sizes)).view(sizes)
+        if mark == NONZERO:
+            values = stored.get(f"{path}{VALUES}")
+            if values is None or values.numel() != int(tensor.sum()):
+                raise ValueError(f"'{path}' has not as many values as it has places for them")
+            found[path] = values.new_zeros(sizes).masked_scatter_(tensor, values)
+        else:
+            # A copy, in memory aligned as torch does it: where a buffer starts may decide how a product is summed.
+            found[path] = tensor.clone()
     return found
 
 
