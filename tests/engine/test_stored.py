@@ -43,7 +43,7 @@ def test_a_transposed_tensor_comes_back():
 
 def test_integers_and_short_tensors_are_stored_as_they_are():
     stored = load(to_bytes({"count": torch.zeros(SIZE, dtype=torch.int64), "short": torch.zeros(8)}))
-    assert len(stored) == 2 and not any("#" in key for key in stored)
+    assert set(stored) == {"[count]", "[short]"}  # and no marks
 
 
 @pytest.mark.parametrize("change", ["fewer values", "no values", "more places"])

@@ -351,13 +351,15 @@ def test_a_method_with_a_density_runs_at_that_of_the_weakest(monkeypatch, tmp_pa
 
 
 def test_a_result_names_what_its_preset_changed():
-    """Each accident of a published setting is an option: the result lists those that differ from the defaults."""
+    """The result lists all that came from the preset, each accident of a published setting too, and what did not."""
     run = sp.train("sub-fedavg", preset="dispfl", clients=4, rounds=1, data_rate=0.2, prune_rate=0.1)
     told = run.protocol.split("preset")[1].partition(". ")[0]
     assert told == (
-        " 'dispfl': validation_rate=0.0, batch_size=128, clip_norm=none, accuracy_on=train, divide_by=used, "
-        "prunes=weights, overshoots=True; not as published: clients=4 (100), rounds=1 (500), per_round=4 (10), "
-        "prune_rate=0.1 (0.05).\nclients: The 4 clients were drawn from all examples by partition dirichlet:0.3."
+        " 'dispfl': validation_rate=0.0, epochs=5, batch_size=128, lr=0.1, lr_decay=0.998, weight_decay=0.0005, "
+        "momentum=0.0, clip_norm=none, density=0.5, distance=0.0001, accuracy_threshold=0.5, accuracy_on=train, "
+        "divide_by=used, prunes=weights, overshoots=True; not as published: clients=4 (100), rounds=1 (500), "
+        "per_round=4 (10), prune_rate=0.1 (0.05).\nclients: The 4 clients were drawn from all examples by partition "
+        "dirichlet:0.3."
     )
 
 

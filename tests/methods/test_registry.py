@@ -23,7 +23,8 @@ OWN = {"fedspa": "fedspa", "fedspa-rsm": "fedspa", "dispfl": "dispfl", "pfedgate
 def test_a_paper_has_a_preset_of_its_own_methods():
     """So that one preset is for a whole column of its table."""
     for name, paper in {**OWN, "fedalt": "fedalt", "fedsim": "fedalt"}.items():
-        assert METHODS[name].presets[paper] == METHODS[name].presets["paper"]
+        own = "authors" if name == "pfedgate" else "paper"  # the printed figures are those of its code
+        assert METHODS[name].presets[paper] == METHODS[name].presets[own]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.stem)

@@ -17,7 +17,7 @@ from sparsona.analysis.groups import (
     setting_label,
     shared_and_differing,
 )
-from sparsona.analysis.measure import ACCURACY, Measure, headline_score
+from sparsona.analysis.measure import ACCURACY, WEIGHTED, Measure, headline_score
 from sparsona.analysis.protocol import join_labels
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
@@ -99,7 +99,7 @@ def _answer(views: Sequence[RunView], best_word: str) -> str:
     # What prints alike is equally good, as in the table; of these the one that sends least comes first.
     equal = sorted((one for one in found if one.printed == found[0].printed), key=lambda one: one.sent)
     best, others = equal[0], found[len(equal) :]
-    unit = "" if measure == ACCURACY else f" ({measure.title})"
+    unit = "" if measure == ACCURACY else f" ({measure.over})" if measure == WEIGHTED else f" ({measure.title})"
     if len(equal) > 1:
         *first, last = (one.group.label for one in equal)
         text = f"{join_labels(first)} and {last} serve clients equally well, {best.text}{unit}"

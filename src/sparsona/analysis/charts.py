@@ -138,7 +138,7 @@ def accuracy_by_rounds(views: Sequence[RunView]) -> LineChart | None:
                 style: Literal["line", "points"] = "line" if len(marks) > 1 else "points"
                 series.append(Series(label, marks, style, point not in (drawn, headline), place))
     notes = _band_notes(views)
-    return _chart("Learning curves", "completed rounds", "accuracy, mean over clients", series, notes)
+    return _chart("Learning curves", "completed rounds", views[0].measure.mean_title, series, notes)
 
 
 def accuracy_by_bytes(views: Sequence[RunView], counting: Literal["encoded", "paper"] = "encoded") -> LineChart | None:
@@ -177,7 +177,7 @@ def accuracy_by_bytes(views: Sequence[RunView], counting: Literal["encoded", "pa
     notes = [f"Bytes in both directions, {counted}.", *_spread_notes(views)]
     x_title = "bytes sent in the whole run"
     measure = views[0].measure
-    title, y_title = f"{measure.title[0].upper()}{measure.title[1:]} by traffic", f"{measure.title}, mean over clients"
+    title, y_title = f"{measure.title[0].upper()}{measure.title[1:]} by traffic", measure.mean_title
     unit: Literal["%", "number"] = "%" if measure.unit else "number"
     return _chart(title, x_title, y_title, series, notes, x_unit="bytes", y_unit=unit)
 
@@ -200,7 +200,8 @@ def accuracy_by_density(views: Sequence[RunView]) -> LineChart | None:
 
     Methods without a density are level lines. None where no method has several.
     """
-    return _by_density(views, lambda view: 100 * view.summary["accuracy"]["mean"], "accuracy, mean over clients", "%")
+    measure = views[0].measure
+    return _by_density(views, _headline, measure.mean_title, "%")
 
 
 def gap_by_density(views: Sequence[RunView]) -> LineChart | None:
@@ -376,11 +377,12 @@ def _marks(curves: Sequence[Mapping[int, float]], scale: int) -> Iterator[Mark]:
 
 
 def _headlines(group: Group) -> list[float]:
-    return [
-        view.measure.scale * score
-        for view in group.views
-        if (score := headline_score(view.measure, view.summary)) is not None
-    ]
+    return [score for view in group.views if (score := _headline(view)) is not None]
+
+
+def _headline(view: RunView) -> float | None:
+    score = headline_score(view.measure, view.summary)
+    return None if score is None else view.measure.scale * score
 
 
 def _over_seeds(x: float, values: Sequence[float | None], text: str = "") -> Mark:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,10 +79,20 @@ def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column
 
     # Clients that a method hurts are counted beside the accuracies, before what the method spends.
     place = next(i for i, column in enumerate(COLUMNS) if column.name == "density")
-    judged = [*COLUMNS[:place], *_metric_columns(views)]
+    judged = [*_accuracies(views, COLUMNS[:place]), *_metric_columns(views)]
     if unwanted == "classes":  # the headline of a regression is a metric
         judged.sort(key=lambda column: not column.name.startswith("metric_"))
     return tuple(filter(is_shown, (*judged, *_hurt_columns(views), *COLUMNS[place:])))
+
+
+def _accuracies(views: Sequence[RunView], columns: Sequence[Column]) -> list[Column]:
+    """These columns, the weighted accuracy first where that is what the runs are judged by."""
+    if not views or any(view.measure.weight == "clients" for view in views):
+        return list(columns)
+    by_name = {column.name: column for column in columns}
+    plain, weighted = by_name.pop("accuracy_mean"), by_name.pop("accuracy_weighted")
+    weighted = replace(weighted, title=views[0].measure.mean_name, shown="always", is_first=True)
+    return [weighted, replace(plain, is_first=False), *by_name.values()]
 
 
 def ways_of_running(views: Sequence[RunView]) -> list[str]:

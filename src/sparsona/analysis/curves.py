@@ -21,7 +21,8 @@ def stops_by(views: Sequence[RunView]) -> Measure | None:
     if not isinstance(named[0], str) or any(other != named[0] for other in named):
         return None
     name, colon, end = named[0].partition(":")
-    measure = measure_called(name)
+    judged = views[0].measure
+    measure = judged if name == judged.name else measure_called(name)
     return replace(measure, better="low" if end == "low" else "high") if colon else measure
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from sparsona.analysis.format import signed
 from sparsona.core.targets import TITLES, better, headline_metric
+from sparsona.runs.facts import MEANS
 from sparsona.runs.folder import RunFolder
 
 PERCENT = frozenset(("accuracy", "balanced-accuracy", "f1"))
+BY_EXAMPLES = "weighted by their test examples"
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,34 @@ class Measure:
         title: for tables and axes.
         better: which end is the good one.
         unit: "%" where values from 0 to 1 are printed as percentages.
+        weight: how clients count in a mean over them, all the same or by their test examples.
     """
 
     name: str
     title: str
     better: Literal["high", "low", "neither"]
     unit: str = ""
+    weight: Literal["clients", "examples"] = "clients"
+
+    @property
+    def key(self) -> str:
+        """What a mean of it over clients is called in data."""
+        return self.name if self.weight == "clients" else f"{self.name}_weighted"
+
+    @property
+    def mean_name(self) -> str:
+        """What a mean of it over clients is called in a sentence or a table."""
+        return self.title if self.weight == "clients" else f"weighted {self.title}"
+
+    @property
+    def over(self) -> str:
+        """What a mean of it is over."""
+        return "clients" if self.weight == "clients" else f"clients {BY_EXAMPLES}"
+
+    @property
+    def mean_title(self) -> str:
+        """For an axis: a mean of it."""
+        return f"{self.title}, mean over {self.over}"
 
     @property
     def scale(self) -> int:
@@ -69,6 +93,7 @@ class Measure:
 
 
 ACCURACY = Measure("accuracy", "accuracy", "high", "%")
+WEIGHTED = replace(ACCURACY, weight="examples")
 LOSS = Measure("loss", "loss", "low")
 
 
@@ -87,10 +112,11 @@ def measure_called(name: str) -> Measure:
 
 
 def measure_of(folder: RunFolder) -> Measure:
-    """The measure of a run: a regression's first metric that has a good end, or its loss where there is none."""
+    """The measure of a run: accuracy, or a regression's first metric that has a good end, or its loss where there is
+    none."""
     facts = folder.facts
     if not facts.is_regression:
-        return ACCURACY
+        return WEIGHTED if facts.headline_weight == "examples" else ACCURACY
     recorded = {row.name for row in folder.records.metrics(folder.records.last_evaluated())}
     if (name := headline_metric(name for name in facts.metrics if name in recorded)) is not None:
         return measure_of_metric(name)
@@ -105,7 +131,7 @@ def headline_score(measure: Measure, summary: Mapping[str, Any]) -> float | None
     if key == "metrics":
         found = found.get(measure.name, {}).get("mean")
     else:
-        found = found.get("mean" if key == "accuracy" else "loss", found.get("mse"))
+        found = found.get(MEANS[measure.weight] if key == "accuracy" else "loss", found.get("mse"))
     return None if found is None else float(found)
 
 
@@ -138,7 +164,7 @@ def measure_curve(folder: RunFolder, measure: Measure, point: str) -> list[tuple
     """The mean of a measure over clients against completed rounds."""
     records = folder.records
     if measure.name == "accuracy":
-        found = records.accuracy_curve(point)
+        found = records.accuracy_curve(point) if measure.weight == "clients" else records.weighted_curve(point)
     elif measure.name == "loss":
         found = records.loss_curve(point)
     else:

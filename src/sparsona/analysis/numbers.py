@@ -124,7 +124,7 @@ def _by_round(views: Sequence[RunView]) -> list[dict[str, Any]]:
                             "seed": view.seed,
                             "round": completed,
                             "point": point,
-                            view.measure.name: value,
+                            view.measure.key: value,
                             **({"loss": test_loss.get(completed)} if view.loss_curves else {}),
                             **{name: one.get(completed) for name, one in metrics.items()},
                             "train_loss": loss.get(completed),
@@ -171,7 +171,8 @@ def to_text(views: Sequence[RunView], most: int = 20, missing: Sequence[FailedRu
 
 
 def _is_judged_by(column: Column, views: Sequence[RunView]) -> bool:
-    return column.name in {f"metric_{view.measure.name.replace('-', '_')}" for view in views}
+    named = {f"metric_{view.measure.name.replace('-', '_')}" for view in views}
+    return column.name in named | {view.measure.key for view in views}
 
 
 def escape_markdown(text: str) -> str:

@@ -19,7 +19,7 @@ from sparsona.analysis.heard import (
     machines_sentence,
     untested_sentence,
 )
-from sparsona.analysis.measure import summarize_metrics
+from sparsona.analysis.measure import BY_EXAMPLES, LOSS, measure_curve, measure_of, summarize_metrics
 from sparsona.analysis.outcomes import (
     ERRORS,
     arrays,
@@ -272,7 +272,8 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
             f"{chosen}never used in any decision.",
         )
         last = ", the last and not the best" if config["rounds"] else ""
-        found.say("result", f"The mean over {plural(len(tested), 'client')}, each counting the same, {when}{last}.")
+        counting = f" {BY_EXAMPLES}" if facts.headline_weight == "examples" else ", each counting the same"
+        found.say("result", f"The mean over {plural(len(tested), 'client')}{counting}, {when}{last}.")
     else:
         found.say(
             "result",
@@ -435,10 +436,8 @@ def _match_sentence(matched: dict[str, Any], summary: dict[str, Any], rounds: in
 
 
 def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
-    """Mean accuracy (of a regression: squared error) over clients against completed rounds."""
-    records = folder.records
-    found = records.loss_curve(point) if folder.facts.is_regression else records.accuracy_curve(point)
-    return [(one.completed, one.mean) for one in found]
+    """Mean accuracy (of a regression: loss) over clients, weighted as the headline is, against completed rounds."""
+    return measure_curve(folder, LOSS if folder.facts.is_regression else measure_of(folder), point)
 
 
 def weighted_curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:

@@ -14,7 +14,7 @@ from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import UNKNOWN, human_flops, percent, signed
 from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.heard import divergence_note
-from sparsona.analysis.measure import ACCURACY, Measure
+from sparsona.analysis.measure import ACCURACY, WEIGHTED, Measure
 from sparsona.analysis.protocol import join_labels
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
@@ -269,10 +269,10 @@ def _difference(matched: Sequence[tuple[RunView, RunView]], key: str) -> tuple[s
     if not matched:
         return UNKNOWN, "no common seed on the same clients"
     measures = {view.measure for pair in matched for view in pair}
-    if len(measures) > 1 or (key == "weighted" and ACCURACY not in measures):
+    if len({measure.name for measure in measures}) > 1 or (key == "weighted" and not measures <= {ACCURACY, WEIGHTED}):
         return UNKNOWN, "not known" if key == "weighted" else "judged by different figures"
-    (measure,) = measures
-    if measure != ACCURACY:
+    measure = next(iter(measures))
+    if measure.name != ACCURACY.name:
         return _measure_difference(matched, measure)
     figures = [[view.summary["accuracy"][key] for view in pair] for pair in matched]
     if any(figure is None for pair in figures for figure in pair):
@@ -298,7 +298,7 @@ def _measure_difference(matched: Sequence[tuple[RunView, RunView]], measure: Mea
 def difference_unit(views: Sequence[RunView]) -> str:
     """What `differences` are of, in words."""
     measure = views[0].measure
-    if measure == ACCURACY:
+    if measure.name == ACCURACY.name:
         return "percentage points of mean accuracy"
     return f"mean {measure.title} ({measure.better} is better)"
 

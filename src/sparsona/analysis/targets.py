@@ -223,7 +223,9 @@ def targets_of(
     relative = {}
     if share is not None:
         relative = {group.label: relative_rounds(group.views, groups[0].views, share) for group in groups}
-    title = f"Rounds until the mean accuracy over clients reaches a target{f', {point}' if point else ''}"
+    title = (
+        f"Rounds until the mean accuracy over {views[0].measure.over} reaches a target{f', {point}' if point else ''}"
+    )
     has_tuning = any(_curve(view, point) is None and view.curves.get(RECEIVED) for view in views)
     hints = ("--point received reads the curve of the model before final tuning.",) if has_tuning else ()
     return Targets(title, tuple(targets), reached, share, relative, tuple(_notes(views, point)), hints)

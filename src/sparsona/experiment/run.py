@@ -80,7 +80,7 @@ class Run:
     def __repr__(self) -> str:
         measure = measure_of(self._folder)
         score, accuracy = headline_score(measure, self.summary), self.summary["accuracy"]["mean"]
-        reached = "not evaluated" if score is None else f"{measure.title} {measure.brief(score)}"
+        reached = "not evaluated" if score is None else f"{measure.mean_name} {measure.brief(score)}"
         first = f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
         more = [f"{human_bytes(self.summary['bytes']['total'])} sent"]
         if accuracy is not None:

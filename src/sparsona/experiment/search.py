@@ -29,6 +29,7 @@ from sparsona.experiment.build import make_configs
 from sparsona.experiment.parallel import is_of_machine, pack_given, processes, unless_stopped
 from sparsona.experiment.train import folder_name, resume_run, start_run
 from sparsona.methods import MethodCard
+from sparsona.runs.facts import MEANS
 from sparsona.runs.files import (
     check_plain,
     explain_disk_errors,
@@ -53,7 +54,9 @@ class Trial:
     number: int
     options: dict[str, Any]
     state: Literal["complete", "pruned", "failed"]
-    value: float | None = None  # mean over clients on held-out data, after the last round; of a pruned one, so far
+    value: float | None = (
+        None  # mean over clients on held-out data (see `headline_weight`), at the end; of a pruned one, so far
+    )
     curve: dict[int, float] = field(default_factory=dict)  # by completed rounds
     error: str = ""
 
@@ -269,7 +272,7 @@ def _play_trial(
             raise  # the search can be resumed
         text = str(error) if isinstance(error, SparsonaError) else f"{type(error).__name__}: {error}"
         return Trial(number, chosen, "failed", error=text)
-    accuracy = run.summary["accuracy"]["mean"]
+    accuracy = run.summary["accuracy"][MEANS[RunFolder.open(folder).facts.headline_weight]]
     value = -run.summary["error"]["loss"] if accuracy is None else accuracy
     if not math.isfinite(value):
         return Trial(number, chosen, "failed", error="training diverged")

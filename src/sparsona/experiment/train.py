@@ -55,13 +55,12 @@ from sparsona.experiment.stored_models import models_elsewhere
 from sparsona.learning.schedule import lr_schedule
 from sparsona.methods import MethodCard
 from sparsona.runs.checkpoint import reopen
-from sparsona.runs.declaration import options_of
 from sparsona.runs.facts import Extension, RunFacts, WarmStartFacts
 from sparsona.runs.folder import CONFIG_FILE, GLOBAL_FILE, NETWORK, SUMMARY_FILE, RunFolder, environment, reached
 from sparsona.runs.functions import changed_functions, function_digest
 from sparsona.runs.listing import find_run
 from sparsona.runs.observers import ObserverList, ProgressUpdate
-from sparsona.runs.options import BEFORE, OF_DATA, OPTIONS, RunConfig, dump
+from sparsona.runs.options import BEFORE, OF_DATA, RunConfig, dump
 from sparsona.runs.profile import is_profiled
 from sparsona.runs.progress import shown_progress
 from sparsona.runs.request import samples_all
@@ -203,6 +202,7 @@ def describe_run(
         method=config.method,
         title=row.title,
         point=headline_of(config, row),
+        headline_weight=config.headline_weight,
         alone=method.server is None and method.peer is None,
         peers=method.peer is not None,
         # Peers on several machines do not make their mean.
@@ -283,11 +283,9 @@ def _known_weights(task: Task) -> tuple[float, ...] | None:
 
 
 def _preset_in_words(config: RunConfig, row: MethodCard) -> str:
-    """What the preset of a run set that is not the default, and what of it the run has otherwise."""
+    """What the preset of a run set, and what of it the run has otherwise."""
     if config.preset is None:
         return ""
-    own = options_of(methods.factory(row)[1])
-    defaults = {name: one.default for name, one in {**OPTIONS, **own}.items()} | dict(row.options) | dict(row.engine)
     now = {**config.model_dump(), **config.options}
     found = methods.published(row, now)
     if "headline" in found:
@@ -299,7 +297,7 @@ def _preset_in_words(config: RunConfig, row: MethodCard) -> str:
         found = {key: value for key, value in found.items() if key not in OF_DATA}
     same = {key: _same(now[key], value) for key, value in found.items()}
     parts = [
-        ", ".join(f"{key}={_word(found[key])}" for key in found if same[key] and found[key] != defaults[key]),
+        ", ".join(f"{key}={_word(found[key])}" for key in found if same[key]),
         ", ".join(f"{key}={_word(now[key])} ({_word(found[key])})" for key in found if not same[key]),
     ]
     return "; not as published: ".join(parts) if parts[1] else parts[0]

@@ -79,8 +79,8 @@ def write_report(
     if len(judged := {view.measure: view.name for view in views}) > 1:
         raise SparsonaError(
             "a report of runs that are judged by different figures: "
-            + ", ".join(f"{name} by {measure.title}" for measure, name in judged.items()),
-            expected="runs of one task, and in a regression with the same first metric",
+            + ", ".join(f"{name} by {measure.mean_title}" for measure, name in judged.items()),
+            expected="runs of one task and one headline_weight, and in a regression with the same first metric",
             hint="write a report of each",
         )
     page = render_report(views, title, sections, charts, missing=missing)
@@ -210,7 +210,7 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         Chart(
             "curves",
             "Learning curves",
-            f"Mean {drawn_by.title} over clients after each round.{lower}{stop}{changing}{band}{star}",
+            f"Mean {drawn_by.title} over {drawn_by.over} after each round.{lower}{stop}{changing}{band}{star}",
             curves,
         ),
         Chart(
@@ -300,7 +300,7 @@ def _metric_charts(views: Sequence[RunView], drawn: str, many: bool, star: str) 
 SECTIONS = {
     "targets": (
         "Rounds to a target",
-        "How many rounds it took until the mean accuracy over clients reached a target.",
+        "How many rounds it took until the accuracy that is the result reached a target.",
         {"": "rounds-to-target"},
     ),
     "density": (
@@ -330,7 +330,7 @@ def _figures(views: Sequence[RunView], is_comparison: bool) -> list[Chart]:
     """The sections that these runs have the data for. One method alone has no more than its clients' capacities."""
     charts: list[Chart] = []
     # The papers draw accuracies; of some runs, nothing was evaluated.
-    if views[0].measure != ACCURACY or not all(view.count.any() for view in views):
+    if views[0].measure.name != ACCURACY.name or not all(view.count.any() for view in views):
         return charts
     for key, (title, caption, names) in SECTIONS.items():
         if is_comparison or key == "capacity":

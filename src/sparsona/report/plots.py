@@ -91,7 +91,7 @@ def learning_curves(
             if other not in (point, group.views[0].point):
                 _add_point(figure, group, index, other, against)
         _add_patience(figure, group, index, measure, against, hidden=len(groups) > 1)
-    figure.update_yaxes(title_text=f"{html.escape(measure.title)}, mean over clients", ticksuffix=measure.unit)
+    figure.update_yaxes(title_text=html.escape(measure.mean_title), ticksuffix=measure.unit)
     if is_traffic:
         counted = "" if against == "bytes" else " (parameters × 4, masks free)"
         figure.update_xaxes(

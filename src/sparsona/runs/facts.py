@@ -19,6 +19,7 @@ from sparsona.data.names import clean_name, clean_names
 FORMAT = 2  # of a run folder that this version writes and resumes
 DTYPES = ("float32", "uint8", "int32")  # of stored inputs
 READABLE = (1, 2)  # of those that it reads: format 1 lacks nothing that a report needs
+MEANS = {"clients": "mean", "examples": "weighted"}  # in a summary, the accuracy that is the result, by headline_weight
 
 
 @dataclass(frozen=True)
@@ -99,30 +100,30 @@ class ExampleFacts:
 class RunFacts:
     """What is known about a run besides its options. Digests identify data and models.
 
-    `point` is the headline's evaluation point. `alone`: clients send nothing; `peers`: they send to each other.
-    `leaves_model`: the run ends with a shared model in a file; False also in runs of older versions.
-    `partial_global`: the server's model is no client's whole model. `graph` and `latency` are digests of files, if
-    there are any. `tested_on` says how test data was chosen, `left_out` how many owners were left out, by reason.
-    `sizes` has a row of training, validation and test examples for each client; `label_counts` counts its training
-    labels, and is None where labels are tokens or numbers, and where clients on other machines do not tell them; there,
-    FEW is a count from 1 to 4, and sizes are 0 for a client that never came. `needs_validation`:
-    training decides by validation data. `has_one_size`: clients have models of one size, though some have little
-    capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
-    otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
-    None: the method does not say. `targets` are classes, binary (by one logit), labels, tokens or numbers; "" in runs
-    of older versions, as `loss` is, which have no `examples` either. `class_weights` are as they were counted,
+    `point` is the headline's evaluation point, `headline_weight` how clients count in its mean: by `clients`, all the
+    same, or by their test `examples`. `alone`: clients send nothing; `peers`: they send to each other. `leaves_model`:
+    the run ends with a shared model in a file; False also in runs of older versions. `partial_global`: the server's
+    model is no client's whole model. `graph` and `latency` are digests of files, if there are any. `tested_on` says how
+    test data was chosen, `left_out` how many owners were left out, by reason. `sizes` has a row of training, validation
+    and test examples for each client; `label_counts` counts its training labels, and is None where labels are tokens or
+    numbers, and where clients on other machines do not tell them; there, FEW is a count from 1 to 4, and sizes are 0
+    for a client that never came. `needs_validation`: training decides by validation data. `has_one_size`: clients have
+    models of one size, though some have little capacity. `preset` has the options that a preset set, and what of it the
+    run has otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other
+    client's; None: the method does not say. `targets` are classes, binary (by one logit), labels, tokens or numbers; ""
+    in runs of older versions, as `loss` is, which have no `examples` either. `class_weights` are as they were counted,
     `metrics` the names of those evaluated. `num_frozen` parameters of the model are frozen, and not among its
     `num_parameters`. `data` is what the data set is called; `client_names` and `class_names` are empty where there are
     none. `differing`: in which versions and parts of machines the sides of a run on several machines differ, and what
     is in use. `availability` is a digest of a trace. `config` has a digest of each option in config.json, and is empty
-    in runs of older versions; `extensions` are the rounds that were added later. `functions` has digests of the code
-    of functions from Python, by option and name. `attackers` are the clients that attack, where some do.
-    `in_the_clear`: in a run with differential privacy, the parts of messages that noise does not cover. `federation` is
-    a digest of all examples in their order, or of what clients on several machines report; `client_digest` is one of
-    what each client holds, and "" of data sets of the catalog, on several machines and in runs of older versions: see
-    `same_data`. `client_owners`: of clients without names, the numbers of the owners that they are in the user's data;
-    empty in runs of older versions. `drawn_by` is the partition that made clients up; "" where clients have their own
-    examples, on several machines, and in runs of older versions.
+    in runs of older versions; `extensions` are the rounds that were added later. `functions` has digests of the code of
+    functions from Python, by option and name. `attackers` are the clients that attack, where some do. `in_the_clear`:
+    in a run with differential privacy, the parts of messages that noise does not cover. `federation` is a digest of all
+    examples in their order, or of what clients on several machines report; `client_digest` is one of what each client
+    holds, and "" of data sets of the catalog, on several machines and in runs of older versions: see `same_data`.
+    `client_owners`: of clients without names, the numbers of the owners that they are in the user's data; empty in runs
+    of older versions. `drawn_by` is the partition that made clients up; "" where clients have their own examples, on
+    several machines, and in runs of older versions.
     """
 
     method: str
@@ -172,6 +173,7 @@ class RunFacts:
     client_digest: str = ""
     client_owners: tuple[int, ...] = ()
     drawn_by: str = ""
+    headline_weight: str = "clients"
     format: int = field(default=FORMAT)
 
     @property
@@ -200,6 +202,8 @@ class RunFacts:
             raise ValueError("a number where a text belongs")
         if not all(type(count) is int for count in dict(self.left_out).values()):
             raise ValueError("its numbers of owners that were left out are none")
+        if self.headline_weight not in MEANS:
+            raise ValueError(f"headline_weight is {shorten(repr(self.headline_weight))}")
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, the format first."""

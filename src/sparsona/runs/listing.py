@@ -21,6 +21,7 @@ from sparsona.runs.comparison import (
     comparison_in,
     read_comparison,
 )
+from sparsona.runs.facts import MEANS
 from sparsona.runs.failed import FailedRun, read_failed
 from sparsona.runs.files import read_file, read_json
 from sparsona.runs.folder import SUMMARY_FILE, is_used, parse_summary, reached
@@ -99,7 +100,7 @@ def _row(folder: Path, where: Path, failed: Mapping[str, FailedRun]) -> dict[str
             if seal is not None:
                 seal.check(path, data, "the run was finished" if finished else f"round {completed}")
             summary = parse_summary(data, path)
-        mean = summary["accuracy"]["mean"] if summary else None
+        mean = summary["accuracy"][MEANS[config.get("headline_weight", "clients")]] if summary else None
         accuracy = "–" if mean is None else f"{mean:.1%}"
         if summary and "error" in summary:
             metrics = {key: one["mean"] for key, one in summary.get("metrics", {}).items() if one["mean"] is not None}

@@ -232,6 +232,7 @@ class EvaluationResult:
         bytes_down: bytes of the messages.
         failures: why clients have no result, by client.
         is_final: whether these belong to the end of the run, after the last round.
+        weight: how clients count in means of accuracy: "clients", all the same, or by their test "examples".
 
     Example:
         >>> found = EvaluationResult(1, "received", (ClientEvaluation(0, "received", 3, 4, 0.5),))
@@ -247,6 +248,7 @@ class EvaluationResult:
     bytes_down: int = 0
     failures: Mapping[int, str] = field(default_factory=dict)
     is_final: bool = False
+    weight: str = "clients"
 
     @property
     def accuracy(self) -> float | None:
@@ -258,9 +260,13 @@ class EvaluationResult:
         return self.mean(self.point)
 
     def mean(self, point: str) -> float | None:
-        """Mean accuracy over the clients that were evaluated at a point; None where there is none."""
-        found = [one.correct / one.count for one in self.clients if one.point == point and one.correct is not None]
-        return sum(found) / len(found) if found else None
+        """Mean accuracy over the clients that were evaluated at a point, weighted by `weight`; None: there is none."""
+        found = [(one.correct, one.count) for one in self.clients if one.point == point and one.correct is not None]
+        if not found:
+            return None
+        if self.weight == "examples":
+            return sum(correct for correct, _ in found) / sum(count for _, count in found)
+        return sum(correct / count for correct, count in found) / len(found)
 
     @property
     def metrics(self) -> dict[str, float]:

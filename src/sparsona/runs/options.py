@@ -547,6 +547,12 @@ class RunConfig(Stopping):
         none="the method's own, or received; tuned after final tuning",
         circumstance=True,
     )
+    headline_weight: Literal["clients", "examples"] = _evaluation(
+        "clients",
+        "how clients count in the mean accuracy that is the result: all the same, or by their test examples",
+        condition=True,
+        circumstance=True,
+    )
     points: Annotated[tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(check_points)] = _evaluation(
         (),
         "which models to evaluate besides the headline's: "

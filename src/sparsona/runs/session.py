@@ -457,7 +457,8 @@ def evaluation_result(
         return None
     shown = facts.point if any(one.point == facts.point for one in found) else RECEIVED
     clients = tuple(_client_evaluation(one, facts.label_counts) for one in found)
-    return EvaluationResult(completed, shown, clients, log.jobs, log.up, log.down, dict(log.failures), is_final)
+    traffic = log.jobs, log.up, log.down
+    return EvaluationResult(completed, shown, clients, *traffic, dict(log.failures), is_final, facts.headline_weight)
 
 
 def earlier_result(facts: RunFacts, played: RoundRecord) -> EvaluationResult | None:

@@ -1,0 +1,98 @@
+"""Results weighted by clients' test examples: what runs print, draw, stop and choose by follows the option."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sparsona as sp
+from sparsona.analysis.answer import answer
+from sparsona.analysis.numbers import numbers
+from sparsona.analysis.table import rows
+from sparsona.core.errors import SparsonaError
+from sparsona.report.page import write_report
+from sparsona.runs.facts import RunFacts
+from sparsona.runs.listing import list_runs
+from sparsona.runs.observers import ClientEvaluation, EvaluationResult
+
+UNEVEN = {
+    "clients": 5,
+    "rounds": 10,
+    "epochs": 1,
+    "partition": "dirichlet-uncapped:0.4",
+    "test": "split",
+    "test_rate": 0.2,
+    "validation_rate": 0.2,
+    "batch_size": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> sp.Comparison:
+    where = tmp_path_factory.mktemp("weighted")
+    return sp.compare(["fedavg", "local"], headline_weight="examples", out=where / "pair", **UNEVEN)
+
+
+def test_the_result_weighs_clients_by_their_test_examples(pair):
+    for run in pair.runs:
+        correct, count = run.counts()
+        weighted, mean = correct.sum() / count.sum(), (correct / count).mean()
+        assert weighted != pytest.approx(mean, abs=1e-6) and len(set(count.tolist())) > 1
+        assert run.curve()[-1] == (10, pytest.approx(weighted))
+        assert run.summary["accuracy"]["weighted"] == pytest.approx(weighted)
+        assert run.summary["accuracy"]["mean"] == pytest.approx(mean)
+        assert run.summary["accuracy"]["last10"] == pytest.approx(np.mean([value for _, value in run.curve()]))
+        assert f"weighted accuracy {weighted:.1%}" in repr(run)
+        assert "The mean over 5 clients weighted by their test examples, after round 10 of 10" in run.protocol
+
+
+def test_tables_lists_and_the_answer_show_it(pair):
+    shown = [100 * run.summary["accuracy"]["weighted"] for run in pair.runs]
+    views = [run.view for run in pair.runs]
+    for row, value in zip(rows(views), shown, strict=True):
+        assert list(row)[1] == "weighted accuracy" and row["weighted accuracy"] == f"{value:.2f}%"
+    best = max(shown)
+    assert f"serves clients best, {best:.1f}% (clients weighted by their test examples)" in answer(views)
+    assert {row["accuracy"] for row in list_runs(pair.path)} == {f"{value:.1f}%" for value in shown}
+    assert all("accuracy_weighted" in row for row in numbers(views, "round"))
+
+
+def test_pages_and_curves_name_the_mean(pair, tmp_path):
+    page = write_report([run.view for run in pair.runs], tmp_path / "page.html").read_text()
+    assert "Mean accuracy over clients weighted by their test examples after each round." in page
+    title = pair.runs[0].plot_curves().layout.yaxis.title.text
+    assert title == "accuracy, mean over clients weighted by their test examples"
+
+
+def test_a_comparison_has_one_mean(pair, tmp_path):
+    other = sp.train("local", out=tmp_path / "plain", **UNEVEN)
+    with pytest.raises(SparsonaError, match="judged by different figures: .*weighted by their test examples"):
+        write_report([pair.runs[0].view, other.view], tmp_path / "page.html")
+    with pytest.raises(SparsonaError, match="headline_weight for one method alone"):
+        sp.compare(["local", ("fedavg", {"headline_weight": "examples"})], **UNEVEN)
+    both = sp.compare(["pfedgate", "local"], preset="paper", out=tmp_path / "both", **UNEVEN)  # which local has not
+    assert {run.config["headline_weight"] for run in both.runs} == {"examples"}
+
+
+def test_a_search_chooses_by_it(tmp_path):
+    values = []
+    for weight in ("clients", "examples"):
+        found = sp.tune(["local"], trials=1, out=tmp_path / weight, headline_weight=weight, **UNEVEN)
+        (trial,) = found.methods["local"].trials
+        assert trial.curve[10] == pytest.approx(trial.value)  # what trials are pruned by is what they are chosen by
+        values.append(trial.value)
+    assert values[0] != pytest.approx(values[1], abs=1e-6)
+
+
+def test_observers_receive_the_mean_that_is_the_result():
+    clients = (ClientEvaluation(0, "received", 1, 2, 0.5), ClientEvaluation(1, "received", 8, 8, 0.5))
+    assert EvaluationResult(1, "received", clients).accuracy == 0.75
+    weighted = EvaluationResult(1, "received", clients, weight="examples")
+    assert weighted.accuracy == weighted.mean("received") == 0.9
+    assert weighted.mean("tuned") is None
+
+
+def test_facts_with_another_weight_are_refused(pair):
+    values = pair.runs[0]._folder.facts.as_json() | {"headline_weight": "votes"}
+    with pytest.raises(SparsonaError, match="headline_weight is 'votes'"):
+        RunFacts.from_json(values, "about.json")
