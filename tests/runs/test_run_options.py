@@ -251,7 +251,7 @@ def test_key_sets_are_derived():
     assert {"model", "seed", "rounds", "per_round", "max_seconds", "max_bytes", "precision"} <= CONDITIONS
     assert not {"lr_decay", "executor", "points", "tune_epochs"} & CONDITIONS
     where_and_when = {"executor", "turn_seconds", "eval_every", "evaluate", "metrics", "points", "record_traits"}
-    assert where_and_when | {"headline", "headline_weight"} == CIRCUMSTANCES
+    assert where_and_when | {"headline"} == CIRCUMSTANCES
 
 
 def test_a_plan_has_every_option_of_its_names():

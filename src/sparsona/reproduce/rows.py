@@ -25,7 +25,7 @@ from sparsona.reproduce.recipe import Recipe
 from sparsona.runs.options import OPTIONS, RunConfig
 from sparsona.runs.request import all_owners, parse_method, with_names
 
-MAKES_RESULT = {"headline", "headline_weight"}  # circumstances of training alone: they say which figure is the result
+MAKES_RESULT = {"headline"}  # a circumstance of training alone: it says which figure is the result
 # What may be set for all rows without making it another experiment: where, how fast and how often things happen.
 HARMLESS = (
     frozenset(

@@ -551,7 +551,6 @@ class RunConfig(Stopping):
         "clients",
         "how clients count in the mean accuracy that is the result: all the same, or by their test examples",
         condition=True,
-        circumstance=True,
     )
     points: Annotated[tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(check_points)] = _evaluation(
         (),
