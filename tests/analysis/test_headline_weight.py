@@ -37,7 +37,8 @@ def test_the_result_weighs_clients_by_their_test_examples(pair):
     for run in pair.runs:
         correct, count = run.counts()
         weighted, mean = correct.sum() / count.sum(), (correct / count).mean()
-        assert weighted != pytest.approx(mean, abs=1e-6) and len(set(count.tolist())) > 1
+        assert weighted != pytest.approx(mean, abs=1e-6)
+        assert len(set(count.tolist())) > 1
         assert run.curve()[-1] == (10, pytest.approx(weighted))
         assert run.summary["accuracy"]["weighted"] == pytest.approx(weighted)
         assert run.summary["accuracy"]["mean"] == pytest.approx(mean)
@@ -50,7 +51,8 @@ def test_tables_lists_and_the_answer_show_it(pair):
     shown = [100 * run.summary["accuracy"]["weighted"] for run in pair.runs]
     views = [run.view for run in pair.runs]
     for row, value in zip(rows(views), shown, strict=True):
-        assert list(row)[1] == "weighted accuracy" and row["weighted accuracy"] == f"{value:.2f}%"
+        assert list(row)[1] == "weighted accuracy"
+        assert row["weighted accuracy"] == f"{value:.2f}%"
     best = max(shown)
     assert f"serves clients best, {best:.1f}% (clients weighted by their test examples)" in answer(views)
     assert {row["accuracy"] for row in list_runs(pair.path)} == {f"{value:.1f}%" for value in shown}
@@ -66,7 +68,7 @@ def test_pages_and_curves_name_the_mean(pair, tmp_path):
 
 def test_a_comparison_has_one_mean(pair, tmp_path):
     other = sp.train("local", out=tmp_path / "plain", **UNEVEN)
-    with pytest.raises(SparsonaError, match="judged by different figures: .*weighted by their test examples"):
+    with pytest.raises(SparsonaError, match=r"judged by different figures: .*weighted by their test examples"):
         write_report([pair.runs[0].view, other.view], tmp_path / "page.html")
     with pytest.raises(SparsonaError, match="headline_weight for one method alone"):
         sp.compare(["local", ("fedavg", {"headline_weight": "examples"})], **UNEVEN)

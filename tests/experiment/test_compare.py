@@ -217,7 +217,7 @@ def test_runs_in_processes_say_how_far_they_are(tmp_path, monkeypatch):
     begun, told = [], []
     go_on = threading.Event()
 
-    def play(path, values, given, records):
+    def play(path, values, given, records, times):
         folder = Path(path)
         begun.append(folder.name)
         wait_until(lambda: folder.name.upper() in {one.title for one in told})

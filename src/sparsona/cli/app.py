@@ -20,11 +20,13 @@ from sparsona.cli.federation import federation, keys
 from sparsona.cli.latency import latency
 from sparsona.cli.network import join, server, vault
 from sparsona.cli.options import (
+    JOBS,
     JSON,
     LOG,
     MATCH,
     OUT,
     PROFILE,
+    Jobs,
     check_names,
     check_reserved,
     gather,
@@ -124,7 +126,7 @@ def run(
 @click.argument("methods", nargs=-1)
 @click.option("--seeds", type=int, default=1, show_default=True, help="Number of seeds, counted from --seed.")
 @MATCH
-@click.option("--jobs", type=int, default=1, show_default=True, help="Runs at a time, each in a process of its own.")
+@JOBS
 @OUT
 @JSON
 @LOG
@@ -132,7 +134,7 @@ def compare(
     methods: tuple[str, ...],
     seeds: int,
     match: str,
-    jobs: int,
+    jobs: Any,
     out: Path | None,
     config: Path | None,
     pairs: tuple[str, ...],
@@ -169,13 +171,15 @@ def compare(
 @cli.command()
 @click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
-@click.option("--jobs", type=int, help="Of a comparison or a search: runs at a time, each in a process of its own.")
+@click.option(
+    "--jobs",
+    type=Jobs(),
+    help="Of a comparison or a search: runs at a time, each in a process of its own. Of a comparison also auto.",
+)
 @click.option("--rounds", type=int, help="A new, larger number of rounds, for one run that is finished or stopped.")
 @LOG
 @PROFILE
-def resume(
-    path: str, as_json: bool, jobs: int | None, rounds: int | None, logs: tuple[str, ...], profile: bool
-) -> None:
+def resume(path: str, as_json: bool, jobs: Any, rounds: int | None, logs: tuple[str, ...], profile: bool) -> None:
     """Resume a run, a comparison or a search that was stopped. RUN is a folder, or its name in ./runs.
 
     The result is the same, bit for bit, as if it had never been stopped. A profiled run stays profiled. --rounds adds

@@ -49,6 +49,27 @@ LOG = click.option("--log", "logs", cls=LogOption, multiple=True, metavar="[NAME
 OUT = click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [a new one in ./runs]")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
 
+
+class Jobs(click.ParamType):
+    """A number of runs at a time, or "auto"."""
+
+    name = "jobs"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        return "auto" if value == "auto" else int(click.INT.convert(value, param, ctx))
+
+
+JOBS = click.option(
+    "--jobs",
+    type=Jobs(),
+    default=1,
+    show_default=True,
+    help="Runs at a time, each in a process of its own; auto: one more for as long as all together get a tenth faster.",
+)
+
 MATCH = click.option(
     "--match",
     metavar="rounds|steps|flops|bytes",

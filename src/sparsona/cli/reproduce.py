@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from sparsona.analysis.format import UNKNOWN, human_seconds
-from sparsona.cli.options import LOG
+from sparsona.cli.options import JOBS, LOG
 from sparsona.cli.terminal import echo, print_table, print_text, write_page
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.progress import progress_bar
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--rows", default="*", show_default=True, help="Rows to run, with wildcards: 'cifar10/B/*'.")
 @click.option("--seeds", type=int, default=1, show_default=True, help="Number of seeds, counted from 0.")
 @click.option("--scale", type=float, default=1.0, show_default=True, help="Share of the rounds and clients to run.")
-@click.option("--jobs", type=int, default=1, show_default=True, help="Runs at a time, each in a process of its own.")
+@JOBS
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the runs.  [runs/reproduce/PAPER/NAME]")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of all rows that have it.")
 @click.option("--dry-run", is_flag=True, help="Train nothing: show the costs, what is done and what is to be run.")
@@ -38,7 +38,7 @@ def reproduce(
     rows: str,
     seeds: int,
     scale: float,
-    jobs: int,
+    jobs: Any,
     out: Path | None,
     pairs: tuple[str, ...],
     dry_run: bool,

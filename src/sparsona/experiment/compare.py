@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -26,7 +27,7 @@ from sparsona.data.split_plan import MOST_SEED
 from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.pace import with_conditions
 from sparsona.engine.rounds import check_plan
-from sparsona.executors import choose
+from sparsona.executors import choose, choose_device
 from sparsona.experiment.build import (
     fit_weakest,
     make_configs,
@@ -37,7 +38,18 @@ from sparsona.experiment.build import (
     with_clients,
 )
 from sparsona.experiment.match import amounts, check_match, rounds_for
-from sparsona.experiment.parallel import check_jobs, is_of_machine, pack_given, processes, unless_stopped
+from sparsona.experiment.packing import Timer, read_rounds
+from sparsona.experiment.parallel import (
+    AUTO,
+    Jobs,
+    check_jobs,
+    is_of_machine,
+    is_out_of_memory,
+    pack_given,
+    packing_of,
+    processes,
+    unless_stopped,
+)
 from sparsona.experiment.run import Comparison, missing_in
 from sparsona.experiment.train import (
     find_rows,
@@ -91,7 +103,7 @@ def compare(
     *,
     seeds: int | Sequence[int] = 1,
     match: str = "rounds",
-    jobs: int = 1,
+    jobs: Jobs = 1,
     out: str | Path | None = None,
     observers: Sequence[object] = (),
     progress: bool | None = None,
@@ -108,7 +120,8 @@ def compare(
         match: what is the same for all: "rounds", or "steps", "flops" or "bytes". The budget is what the first method
             that spends any of it spends in `rounds` rounds; each other one gets the number of rounds that comes
             nearest to it, final tuning included.
-        jobs: runs at a time, each in a process of its own; the results are the same.
+        jobs: runs at a time, each in a process of its own; the results are the same. "auto": one, and another one for
+            as long as the rounds of all together get a tenth faster by it.
         out: the folder of the comparison, which must not exist yet. None: a new one in ./runs.
         observers: as for `train`; they receive the records of one run after another.
         progress: whether to show progress, as for `train`.
@@ -124,7 +137,7 @@ def compare(
         >>> [row["method"] for row in both.table()]
         ['Local', 'FedAvg']
     """
-    check_jobs(whole("jobs", jobs, 1))
+    jobs = check_jobs(jobs)
     text("match", match, "rounds")
     path = None if out is None else place("out", out)
     with shown_progress(progress, observers, has_seeds=not isinstance(seeds, int) or seeds != 1) as everyone:
@@ -137,13 +150,13 @@ def _start(
     model: Any,
     seeds: int | Sequence[int],
     match: str,
-    jobs: int,
+    jobs: Jobs,
     out: Path | None,
     observers: ObserverList,
     options: Mapping[str, Any],
 ) -> Comparison:
     entries, planned = _plan(names, federation, model, seeds, match, options)
-    if jobs > 1:
+    if jobs != 1:
         pack_given(
             model, [config.functions for config, _ in planned.values()], _rows(entries)
         )  # before a folder is made
@@ -154,8 +167,13 @@ def _start(
     write_comparison(path, list(zip(names_of, options_of_runs, strict=True)))
     folders = [path / name for name in names_of]
     runs = [(folder, config, own) for folder, (config, own) in zip(folders, planned.values(), strict=True)]
-    with hint_resume(path, jobs if jobs > 1 else None):
+    with hint_resume(path, _named(jobs)):
         return _compare(path, runs, _rows(entries), federation, model, observers, jobs)
+
+
+def _named(jobs: Jobs) -> Jobs | None:
+    """As a command has it: one at a time is what it does by itself."""
+    return None if jobs == 1 else jobs
 
 
 Planned = dict[tuple[str, int], tuple[RunConfig, BaseModel]]  # by how a method was written, and seed
@@ -510,7 +528,7 @@ def resume_comparison(
     methods: Sequence[MethodCard | Callable[..., Any]] = (),
     loss: Callable[..., Any] | None = None,
     metrics: Sequence[Callable[..., Any]] = (),
-    jobs: int = 1,
+    jobs: Jobs = 1,
     observers: Sequence[object] = (),
     progress: bool | None = None,
     sampler: Callable[..., Any] | None = None,
@@ -538,10 +556,9 @@ def resume_comparison(
         >>> sp.resume_comparison("runs/both").table() == both.table()
         True
     """
-    path = find_run(path)
-    check_jobs(jobs)
+    path, jobs = find_run(path), check_jobs(jobs)
     functions, given = given_functions(loss, metrics, sampler), given_methods(methods)
-    with hint_resume(path, jobs if jobs > 1 else None), shown_progress(progress, observers, has_seeds=True) as everyone:
+    with hint_resume(path, _named(jobs)), shown_progress(progress, observers, has_seeds=True) as everyone:
         where = f"'{path / COMPARISON_FILE}'"
         planned = read_comparison(path)
         for folder, values in planned:
@@ -601,12 +618,12 @@ def _compare(
     federation: Federation | None,
     model: Any,
     observers: ObserverList,
-    jobs: int,
+    jobs: Jobs,
 ) -> Comparison:
     titles = {folder: rows[config.method].title for folder, config, _ in planned}
     shown = _shown_titles(planned, titles)
     failures: Mapping[Path, BaseException] = {}
-    if jobs > 1:
+    if jobs != 1:
         failures = play_in_processes(planned, shown, federation, model, observers, jobs, rows)
     runs, failed = [], read_failed(path)
     errors: list[Exception] = []
@@ -619,7 +636,7 @@ def _compare(
         try:
             if (error := failures.get(folder)) is not None:
                 raise error
-            if jobs > 1:
+            if jobs != 1:
                 runs.append(load_run(folder, federation, model, row, functions))
             elif (folder / "config.json").exists():
                 runs.append(resume_run(folder, federation, model, observing, method=row, functions=functions))
@@ -664,7 +681,7 @@ def play_in_processes(
     federation: Federation | None,
     model: Any,
     observers: ObserverList,
-    jobs: int,
+    jobs: Jobs,
     rows: Mapping[str, MethodCard] | None = None,
 ) -> dict[Path, BaseException]:
     """All runs, each in a process; observers receive when one begins, what it has saved, and, when it is over, its
@@ -676,7 +693,7 @@ def play_in_processes(
         federation: as for `compare`.
         model: as for `compare`.
         observers: receive the progress and the records.
-        jobs: runs at a time.
+        jobs: runs at a time, as for `compare`.
         rows: of the methods, by name, where some were passed from Python. None: all are installed.
 
     Returns:
@@ -688,8 +705,12 @@ def play_in_processes(
     failures: dict[Path, BaseException] = {}
     waiting = deque((folder, config) for folder, config, _ in planned if not _is_finished(folder))
     running: dict[Future[None], tuple[Path, RunConfig]] = {}
+    packing = packing_of(jobs, jobs == AUTO and any(_is_on_gpu(config) for _, config in waiting))
 
-    def report(folder: Path, config: RunConfig, doing: str = "in a process of its own", is_over: bool = False) -> None:
+    def report(folder: Path, config: RunConfig, doing: str | None = None, is_over: bool = False) -> None:
+        if doing is None:
+            is_one_of = jobs == AUTO and len(running) > 1
+            doing = f"one of {len(running)} at a time" if is_one_of else "in a process of its own"
         found = _saved(folder, config, titles[folder], doing, is_over)
         if found != reported.get(folder):
             reported[folder] = found
@@ -697,16 +718,20 @@ def play_in_processes(
 
     receivers = observers.of_records()
     with TemporaryDirectory(prefix="sparsona-") as kept:
-        # Records may be large: they are kept only if somebody receives them.
+        # Records may be large: they are kept only if somebody receives them. Rounds are timed only while it matters.
         heard = [] if receivers.is_empty else [folder for folder, _, _ in planned]
         records = {folder: Path(kept) / f"{place}.pickle" for place, folder in enumerate(heard)}
+        timed = [] if packing.is_settled else [folder for folder, _, _ in planned]
+        times = {folder: Path(kept) / f"{place}.rounds" for place, folder in enumerate(timed)}
         try:
-            with processes(jobs) as pool:
+            with processes(packing.most) as pool:
                 while waiting or running:
-                    while waiting and len(running) < jobs:  # none waits inside the pool: what is reported has begun
+                    # None waits inside the pool: what is reported has begun.
+                    while waiting and len(running) < packing.limit:
                         folder, config = waiting.popleft()
                         values = config.model_dump(mode="json")
-                        future = pool.submit(unless_stopped, _play_run, str(folder), values, given, records.get(folder))
+                        files = records.get(folder), times.get(folder)
+                        future = pool.submit(unless_stopped, _play_run, str(folder), values, given, *files)
                         running[future] = folder, config
                         report(folder, config)
                     for future in wait(running, PROGRESS_SECONDS, FIRST_COMPLETED).done:
@@ -718,11 +743,18 @@ def play_in_processes(
                                 pass_on(records[folder], receivers)
                         except Exception as other:  # as with one job, an observer's error is that of its run
                             error = error or other
+                        if jobs == AUTO and is_out_of_memory(error) and packing.give_way(len(running)):
+                            waiting.appendleft((folder, config))  # with fewer beside it, it goes on where it was
+                            report(folder, config, "waits for memory")
+                            continue
                         if error is not None:
                             failures[folder] = error
                         report(folder, config, "" if error is None else "failed", is_over=True)
                     for folder, config in running.values():
                         report(folder, config)
+                    if waiting and not packing.is_settled:
+                        found = {folder: read_rounds(times[folder]) for folder, _ in running.values()}
+                        packing.update(found, time.time())
         except BaseException as error:
             for path in records.values():  # of runs that were stopped with this one
                 try:
@@ -731,6 +763,10 @@ def play_in_processes(
                     error.add_note(f"an observer failed at the end, too: {other!r}")
             raise
     return failures
+
+
+def _is_on_gpu(config: RunConfig) -> bool:
+    return choose_device(config.device, config.precision).type == "cuda"
 
 
 def _is_finished(folder: Path) -> bool:
@@ -750,13 +786,15 @@ def _saved(folder: Path, config: RunConfig, title: str, doing: str, is_over: boo
     return ProgressUpdate(title, config.seed, completed, config.rounds, doing, seconds, is_over)
 
 
-def _play_run(path: str, values: dict[str, Any], given: bytes, records: Path | None) -> None:
-    """One run of a comparison, in a process; `records` is the file in which they are kept for observers, if any."""
+def _play_run(path: str, values: dict[str, Any], given: bytes, records: Path | None, times: Path | None) -> None:
+    """One run of a comparison, in a process; `records` is the file in which they are kept for observers, if any, and
+    `times` that of the times of its rounds."""
     import cloudpickle
 
     federation, model, functions, rows = cloudpickle.loads(given)
     folder, config = Path(path), validate(RunConfig, values, path).with_functions(functions)
-    observers = ObserverList([] if records is None else [Keeper(records)])
+    kept = [] if records is None else [Keeper(records)]
+    observers = ObserverList([*kept, *([] if times is None else [Timer(times)])])
     row = rows.get(config.method)
     if (folder / "config.json").exists():
         resume_run(folder, federation, model, observers, method=row, functions=functions)

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from sparsona.core.arguments import whole
 from sparsona.core.errors import MachineError, SparsonaError
 from sparsona.core.parents import end_with_parent, parent_to_die_with
+from sparsona.experiment.packing import Packing
 
 STOP_SECONDS = 2.5  # that runs have, together, to write their checkpoints and end before their processes are killed
 
@@ -186,15 +187,37 @@ def is_of_machine(error: BaseException) -> bool:
     return isinstance(error, MachineError | OSError | MemoryError | OutOfMemoryError)
 
 
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether a run wanted more memory than was left, of the machine or of its GPU."""
+    from torch import OutOfMemoryError
+
+    return isinstance(error, MemoryError | OutOfMemoryError)
+
+
 def usual_jobs(has_gpu: bool) -> int:
     """How many runs are worth having side by side: one a core; on a GPU, which they share, up to four."""
     cores = os.cpu_count() or 1
     return min(4, cores) if has_gpu else cores
 
 
+AUTO = "auto"  # as many as are worth it, by the time that their rounds take: packing.py
 MOST_JOBS = 10_000
+MOST_ON_GPU = 8  # of AUTO: each has a CUDA context and compiled programs of its own
+Jobs = int | Literal["auto"]
 
 
-def check_jobs(jobs: int | None) -> None:
-    """Refuse what is no number of processes."""
-    whole("jobs", jobs, 1, MOST_JOBS, none=True)
+def packing_of(jobs: Jobs, has_gpu: bool) -> Packing:
+    """How many runs to have at a time: a fixed number, or for AUTO one that is found."""
+    if not isinstance(jobs, str):
+        return Packing(jobs, limit=jobs)
+    cores = os.cpu_count() or 1
+    return Packing(min(MOST_ON_GPU, cores) if has_gpu else cores)
+
+
+def check_jobs(jobs: Any, can_measure: bool = True, none: bool = False) -> Any:
+    """Refuse what is no number of processes; `can_measure`: AUTO is accepted."""
+    if can_measure and jobs == AUTO:
+        return jobs
+    if can_measure and isinstance(jobs, str):
+        raise SparsonaError(f"jobs='{jobs}'", expected=f"a whole number from 1 to {MOST_JOBS:,}, or '{AUTO}'")
+    return whole("jobs", jobs, 1, MOST_JOBS, none=none)

@@ -138,7 +138,7 @@ def _make_clock(profile: bool | Clock) -> Clock:
 
 
 @contextmanager
-def hint_resume(path: Path, jobs: int | None = None) -> Iterator[None]:
+def hint_resume(path: Path, jobs: int | str | None = None) -> Iterator[None]:
     """Say how what is interrupted is continued, with as many runs at a time as it was begun with."""
     try:
         yield

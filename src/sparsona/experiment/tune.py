@@ -339,6 +339,7 @@ def resume_tuning(
     Returns:
         The finished search; the same as without the interruption.
     """
+    check_jobs(jobs, can_measure=False, none=True)
     path, rows = Path(path), given_methods(methods)
     request = read_file(Request, path / SEARCH_FILE, "start the search again in another folder")
     if request.format != FORMAT:
@@ -370,7 +371,7 @@ def _plain(value: Any) -> Any:
 def _check_numbers(
     trials: int, trial_rounds: int | None, holdout_rate: float, refit_seeds: int, jobs: int | None
 ) -> None:
-    check_jobs(jobs)
+    check_jobs(jobs, can_measure=False, none=True)
     whole("trials", trials, 1, MOST_TRIALS)
     whole("refit_seeds", refit_seeds, 0, MOST_SEEDS)
     whole("trial_rounds", trial_rounds, 1, MOST_ROUNDS, none=True)

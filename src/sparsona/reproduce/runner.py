@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sparsona.costs import QUIRKS
 from sparsona.engine.profiler import OFF, Clock
 from sparsona.experiment.build import make_config, make_configs
 from sparsona.experiment.compare import play_in_processes, seed_numbers
-from sparsona.experiment.parallel import check_jobs
+from sparsona.experiment.parallel import AUTO, Jobs, check_jobs
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import load, resume_run, start_run
 from sparsona.reproduce import recipe as recipes
@@ -272,7 +273,7 @@ def reproduce(
     rows: str = "*",
     seeds: int | Sequence[int] = 1,
     scale: float = 1.0,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     out: str | Path | None = None,
     dry_run: bool = False,
     observers: Sequence[object] = (),
@@ -287,6 +288,7 @@ def reproduce(
         seeds: a number of seeds, counted from 0, or a list of seeds.
         scale: shrinks rounds and clients, so that a laptop is enough; the result is marked, and compared with nothing.
         jobs: runs at a time, each in a process of its own. 1: all in this process, where compiled programs are shared.
+            "auto": as many rows of one network as get faster by it all together, as for `compare`.
         out: the folder of the runs. None: runs/reproduce/PAPER/NAME, with the scale after it if there is one.
         dry_run: train nothing: costs, and what is done already.
         observers: as for `train`; they receive the records of one run after another, titled by row.
@@ -307,7 +309,7 @@ def reproduce(
         >>> [line["row"] for line in sp.reproduce(own).table()]
         ['alone', 'together']
     """
-    check_jobs(jobs)
+    jobs = check_jobs(jobs)
     plan = _plan(name, rows, seeds, scale, out, options)
     if not dry_run and plan.planned:
         _play(plan, ObserverList(observers), jobs)
@@ -439,12 +441,12 @@ def _check_same(one: Planned) -> None:
         )
 
 
-def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
+def _play(plan: Reproduction, observers: ObserverList, jobs: Jobs) -> None:
     """Run what is not done: rows that others start from first, rows of one network one after another."""
     left = [one for one in plan.planned if one.state != "done"]
     _write_record(plan, left)
     is_timed = measures_time(plan.recipe)
-    if is_timed and jobs > 1:
+    if is_timed and jobs != 1:
         warn("a column of this recipe is about time: runs follow each other, since they would slow each other down")
         jobs = 1
     try:
@@ -452,17 +454,12 @@ def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
             waiting = {(one.row, one.seed) for one in left}
             ready = [one for one in left if (one.after, one.seed) not in waiting]
             left = [one for one in left if one not in ready]
-            ready.sort(key=lambda one: (one.config.data, str(one.config.model)))  # stable: else in the recipe's order
-            if jobs > 1:
-                titles = {one.folder: one.row for one in ready}
-                for one in ready:
-                    _set_limits(one)
-                failed = play_in_processes(
-                    [(one.folder, one.config, one.own) for one in ready], titles, None, None, observers, jobs
-                )
-                for one in ready:
-                    if (error := failed.get(one.folder)) is not None:
-                        plan.failures[one.row, one.seed] = _said(error)
+            ready.sort(key=_network)  # stable: else in the recipe's order
+            if jobs != 1:
+                # How many fit side by side depends on the network; a fixed number takes what comes next.
+                groups = [list(one) for _, one in groupby(ready, key=_network)] if jobs == AUTO else [ready]
+                for group in groups:
+                    _play_in_processes(plan, group, observers, jobs)
             else:
                 for one in ready:
                     try:
@@ -475,6 +472,21 @@ def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
     except KeyboardInterrupt:
         warn(f"the same command continues it; what is done is in '{plan.path}'")
         raise
+
+
+def _network(one: Planned) -> tuple[str, str]:
+    return one.config.data, str(one.config.model)
+
+
+def _play_in_processes(plan: Reproduction, ready: Sequence[Planned], observers: ObserverList, jobs: Jobs) -> None:
+    for one in ready:
+        _set_limits(one)
+    titles = {one.folder: one.row for one in ready}
+    runs = [(one.folder, one.config, one.own) for one in ready]
+    failed = play_in_processes(runs, titles, None, None, observers, jobs)
+    for one in ready:
+        if (error := failed.get(one.folder)) is not None:
+            plan.failures[one.row, one.seed] = _said(error)
 
 
 def _play_one(one: Planned, observers: ObserverList, clock: Clock) -> None:
