@@ -1,4 +1,4 @@
-"""Results weighted by clients' test examples: what runs print, draw, stop and choose by follows the option."""
+"""Results weighted by clients' test examples: what runs print, draw and choose by follows the option."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import pytest
 
 import sparsona as sp
 from sparsona.analysis.answer import answer
+from sparsona.analysis.charts import accuracy_by_bytes, accuracy_by_density, accuracy_by_rounds
+from sparsona.analysis.clients import client_effects
 from sparsona.analysis.numbers import numbers
-from sparsona.analysis.table import rows
+from sparsona.analysis.table import difference_unit, rows
+from sparsona.analysis.targets import targets_of
 from sparsona.core.errors import SparsonaError
 from sparsona.report.page import write_report
 from sparsona.runs.facts import RunFacts
+from sparsona.runs.folder import RunFolder
 from sparsona.runs.listing import list_runs
 from sparsona.runs.observers import ClientEvaluation, EvaluationResult
+from sparsona.runs.trackers import Figures
 
 UNEVEN = {
     "clients": 5,
@@ -55,7 +60,7 @@ def test_tables_lists_and_the_answer_show_it(pair):
         assert row["weighted accuracy"] == f"{value:.2f}%"
     best = max(shown)
     assert f"serves clients best, {best:.1f}% (clients weighted by their test examples)" in answer(views)
-    assert {row["accuracy"] for row in list_runs(pair.path)} == {f"{value:.1f}%" for value in shown}
+    assert {row["accuracy"] for row in list_runs(pair.path)} == {f"{value:.1f}% weighted" for value in shown}
     assert all("accuracy_weighted" in row for row in numbers(views, "round"))
 
 
@@ -98,3 +103,77 @@ def test_facts_with_another_weight_are_refused(pair):
     values = pair.runs[0]._folder.facts.as_json() | {"headline_weight": "votes"}
     with pytest.raises(SparsonaError, match="headline_weight is 'votes'"):
         RunFacts.from_json(values, "about.json")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> sp.Comparison:
+    """Runs with all that is evaluated at the end: tuned models, a guard, novel clients, the global model."""
+    return sp.compare(
+        ["fedavg", "fedspa"],
+        out=tmp_path_factory.mktemp("ended") / "ended",
+        headline_weight="examples",
+        tune_epochs=1,
+        guard=True,
+        novel=2,
+        points=["global"],
+        **UNEVEN | {"clients": 7, "rounds": 2},
+    )
+
+
+def weighted_at(run: sp.Run, point: str) -> float:
+    correct, count = run.counts(point)
+    assert correct.sum() / count.sum() != pytest.approx((correct / np.maximum(count, 1))[count > 0].mean(), abs=1e-6)
+    return float(correct.sum() / count.sum())
+
+
+def test_differences_are_of_the_result(ended):
+    first, second = (run.summary["accuracy"]["weighted"] for run in ended.runs)
+    (found,) = ended.differences()
+    assert found["difference"] == f"{100 * (second - first):+.2f}".replace("-", "−")
+    assert "weighted" not in found
+    assert difference_unit([run.view for run in ended.runs]) == "percentage points of weighted accuracy"
+
+
+def test_sentences_on_novel_clients_and_the_guard_have_the_same_mean(ended):
+    run = ended.runs[0]
+    tuned, novel = weighted_at(run, "tuned"), weighted_at(run, "novel_tuned")
+    assert run.summary["novel"]["participants"] == pytest.approx(tuned)
+    assert run.summary["novel"]["gap"] == pytest.approx(tuned - novel)
+    (gap, *_) = client_effects(RunFolder.open(run.path)).sentences()
+    assert f"({100 * tuned:.2f}% of those that took part, {100 * novel:.2f}% of the novel ones)" in gap
+    guarded = weighted_at(run, "guarded")
+    assert run.summary["guard"]["accuracy"]["guarded"] == pytest.approx(guarded)
+    assert f"validation data: mean accuracy {guarded:.1%}" in run.protocol
+
+
+def test_a_model_card_names_the_mean(ended, tmp_path):
+    run = ended.runs[0]
+    exported = run.export(None, tmp_path / "model.safetensors")
+    text = exported.card.read_text()
+    mean = weighted_at(run, "global")
+    assert f"Accuracy {mean:.1%}: the mean over 5 clients weighted by their test examples" in text
+
+
+def test_trackers_receive_it():
+    clients = (ClientEvaluation(0, "received", 1, 2, 0.5), ClientEvaluation(1, "received", 8, 8, 0.5))
+    assert Figures().of_evaluation(EvaluationResult(1, "received", clients, weight="examples"))[
+        "received/accuracy"
+    ] == pytest.approx(0.9)
+
+
+def test_regressions_count_clients_alike(tmp_path):
+    x = np.random.default_rng(0).normal(size=(200, 5)).astype(np.float32)
+    data = sp.federate(x, x @ np.ones(5, np.float32), owners=np.repeat([0, 1, 2], [40, 60, 100]))
+    run = sp.train("fedavg", data, rounds=2, headline_weight="examples", out=tmp_path / "run", progress=False)
+    assert "each counting the same" in run.protocol
+    assert "weighted by" not in run.protocol
+
+
+def test_figures_of_runs_with_different_means_are_not_put_together(pair, tmp_path):
+    other = sp.train("local", out=tmp_path / "plain", **UNEVEN)
+    views = [pair.runs[0].view, other.view]
+    for make in (accuracy_by_rounds, accuracy_by_bytes, accuracy_by_density, lambda views: targets_of(views, [10.0])):
+        with pytest.raises(SparsonaError, match="judged by different figures"):
+            make(views)
+    # One client's change has no weight.
+    assert client_effects(RunFolder.open(pair.runs[0].path), RunFolder.open(other.path)).rows()

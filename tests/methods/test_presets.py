@@ -386,20 +386,22 @@ def _experiments() -> Expected:
             | ({"num_masked_layers": (MASKED_LAYERS[data], "G")} if data else {}),
         }.items():
             found[method, "pfedgate", data, None] = base | PFEDGATE_BASELINE | PFEDGATE_LOADER.get(data, none) | own
-        for density in (1.0, 0.5, 0.3):
-            rates = dict(zip(("lr", "gate_lr"), RATES.get((str(data), density), ()), strict=False))
-            own = {key: (rate, "table 4") for key, rate in rates.items()}
-            found["pfedgate", "paper", data, density] = base | PFEDGATE_OWN | own | {"density": (density, "given")}
+        code = (
+            PFEDGATE_CODE | PFEDGATE_LOADER.get(data, none) | ({"paths": (2, "README")} if data == "cifar100" else {})
+        )
         for density in (1.0, 0.5, 0.3, 0.25):
-            rates = dict(zip(("lr", "gate_lr"), README_RATES.get((str(data), density), ()), strict=False))
-            own = {key: (rate, "code: README") for key, rate in rates.items()}
-            code = (
-                PFEDGATE_CODE
-                | PFEDGATE_LOADER.get(data, none)
-                | ({"paths": (2, "README")} if data == "cifar100" else {})
+            given: Table = {"density": (density, "given")}
+            text, readme = (
+                {key: (rate, where) for key, rate in zip(("lr", "gate_lr"), rates, strict=False)}
+                for rates, where in (
+                    (RATES.get((str(data), density), ()), "table 4"),
+                    (README_RATES.get((str(data), density), ()), "code: README"),
+                )
             )
-            for preset in ("authors", "pfedgate"):  # in a column of the paper all methods have the code's optimizer
-                found["pfedgate", preset, data, density] = base | code | own | {"density": (density, "given")}
+            found["pfedgate", "paper", data, density] = base | PFEDGATE_OWN | text | given
+            found["pfedgate", "authors", data, density] = base | code | readme | given
+            # In a column of the paper all methods have the code's optimizer, and its own rates those of the paper.
+            found["pfedgate", "pfedgate", data, density] = base | code | text | given
     for data in (None, *FEDALT_DATA):
         base = FEDALT | FEDALT_DATA.get(data or "", none)
         step_a, step_b = base | STEP_A.get(data or "", none), base | STEP_B.get(data or "", none)

@@ -20,7 +20,7 @@ from sparsona.analysis.groups import (
     settings_of,
     shared_and_differing,
 )
-from sparsona.analysis.measure import headline_score
+from sparsona.analysis.measure import check_one_measure, headline_score
 from sparsona.analysis.outcomes import capacities
 from sparsona.analysis.statistics import accuracy_summary, mean_and_spread
 from sparsona.analysis.targets import Targets
@@ -128,6 +128,7 @@ def accuracy_by_rounds(views: Sequence[RunView]) -> LineChart | None:
     Other points that were evaluated over the rounds are faint (FedSpa, figure 8). A headline that is measured once,
     after the last round, is a point at the end.
     """
+    check_one_measure(views, "a picture", "draw those with one headline_weight")
     series = []
     for place, group in enumerate(group_views(views)):
         drawn, headline = drawn_point(group), group.views[0].point
@@ -148,6 +149,7 @@ def accuracy_by_bytes(views: Sequence[RunView], counting: Literal["encoded", "pa
         views: the runs; those of one method that differ in density are one series.
         counting: bytes as encoded, or four for each parameter with masks free, as the papers count.
     """
+    check_one_measure(views, "a picture", "draw those with one headline_weight")
     name = "cumulative_bytes" if counting == "encoded" else "cumulative_paper_bytes"
     most = max((sent for view in views for _, sent in getattr(view, name)), default=0)
     if not most:
@@ -200,6 +202,7 @@ def accuracy_by_density(views: Sequence[RunView]) -> LineChart | None:
 
     Methods without a density are level lines. None where no method has several.
     """
+    check_one_measure(views, "a picture", "draw those with one headline_weight")
     measure = views[0].measure
     return _by_density(views, _headline, measure.mean_title, "%")
 
@@ -238,7 +241,8 @@ def gain_by_personal(views: Sequence[RunView], against: Sequence[RunView] = ()) 
     ]
     over = "the shared model of the same run" if reference is None else reference.label
     weighted = f"Gain in accuracy weighted by test examples, as in FedAlt's paper, over {over}."
-    notes = [f"{weighted} Elsewhere each client counts the same.", *_spread_notes(views)]
+    elsewhere = " Elsewhere each client counts the same." if views[0].measure.weight == "clients" else ""
+    notes = [f"{weighted}{elsewhere}", *_spread_notes(views)]
     x_title, y_title = "personal parameters of a client", "gain in weighted accuracy, percentage points"
     return _chart("Gain by personal parameters", x_title, y_title, series, notes, "log", "points")
 

@@ -190,7 +190,7 @@ def client_effects(run: RunFolder, against: RunFolder | str | None = None) -> Cl
             hint="`sparsona resume` the run to its end, where both are evaluated",
         )
     changes = _changes(run, point, run, shared)
-    return ClientEffects(f"{run.facts.title}: {point} over {shared}", tuple(changes), _gap(run, point, None))
+    return ClientEffects(f"{run.facts.title}: {point} over {shared}", tuple(changes), _gap(run, point))
 
 
 def has_effects(run: RunFolder) -> bool:
@@ -208,7 +208,7 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
             hint="run the other method with the same options, or both with `sparsona compare`",
         )
     measures = [measure_of(folder) for folder in (run, other)]
-    if measures[0] != measures[1]:
+    if measures[0].name != measures[1].name:  # one client's change has no weight
         raise SparsonaError(
             f"'{run.path}' is judged by {measures[0].title}, and '{other.path}' by {measures[1].title}",
             expected="two runs that are judged by the same figure",
@@ -217,7 +217,7 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
     shared = headline(other)[0]
     changes = _changes(run, point, other, shared)
     novel = _novel_change(run, other, shared)
-    gap = _gap(run, point, novel)
+    gap = _gap(run, point, novel, other, shared)
     if not changes and novel is None:
         raise SparsonaError(
             f"no client was tested in both '{run.path}' and '{other.path}'",
@@ -304,14 +304,25 @@ def _novel_change(run: RunFolder, other: RunFolder, shared: str) -> Change | Non
     return None
 
 
-def _gap(run: RunFolder, point: str, novel: Change | None) -> Gap | None:
+def _gap(
+    run: RunFolder, point: str, novel: Change | None = None, other: RunFolder | None = None, shared: str = ""
+) -> Gap | None:
     measure = measure_of(run)
-    met = _scores(run, NOVEL_TUNED, measure) or _scores(run, NOVEL, measure)
+    met = [name for name in (NOVEL_TUNED, NOVEL) if _scores(run, name, measure)]
     if not met:
         return None
-    taking_part = list(_scores(run, point, measure).values())
-    novel_trained = None if novel is None else float(novel.before.mean())
-    return Gap(float(np.mean(taking_part)), float(np.mean(list(met.values()))), novel_trained, measure)
+    novel_trained = None
+    if novel is not None and other is not None:
+        novel_trained = _mean(other, shared, measure, novel.clients.tolist())
+    return Gap(_mean(run, point, measure), _mean(run, met[0], measure), novel_trained, measure)
+
+
+def _mean(run: RunFolder, point: str, measure: Measure, clients: Sequence[int] | None = None) -> float:
+    """Over these clients, or all that were tested there; they count as in the result."""
+    scores = _scores(run, point, measure)
+    here = list(scores) if clients is None else clients
+    weights = at(run, point)[3][here] if measure.weight == "examples" else None
+    return float(np.average([scores[client] for client in here], weights=weights))
 
 
 def _candidates(run: RunFolder, point: str) -> tuple[str, ...]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from sparsona.analysis.format import signed
+from sparsona.core.errors import SparsonaError
 from sparsona.core.targets import TITLES, better, headline_metric
 from sparsona.runs.facts import MEANS
 from sparsona.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from sparsona.analysis.view import RunView
 
 PERCENT = frozenset(("accuracy", "balanced-accuracy", "f1"))
 BY_EXAMPLES = "weighted by their test examples"
@@ -122,6 +126,17 @@ def measure_of(folder: RunFolder) -> Measure:
         return measure_of_metric(name)
     loss = (facts.loss or "squared-error").removeprefix("given:")
     return Measure("loss", loss.replace("-", " "), "low")
+
+
+def check_one_measure(views: Sequence[RunView], what: str, hint: str) -> None:
+    """Raise SparsonaError where runs are judged by different figures."""
+    if len(judged := {view.measure: view.name for view in views}) > 1:
+        raise SparsonaError(
+            f"{what} of runs that are judged by different figures: "
+            + ", ".join(f"{name} by {measure.mean_title}" for measure, name in judged.items()),
+            expected="runs of one task and one headline_weight, and in a regression with the same first metric",
+            hint=hint,
+        )
 
 
 def headline_score(measure: Measure, summary: Mapping[str, Any]) -> float | None:

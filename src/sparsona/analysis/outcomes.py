@@ -56,6 +56,14 @@ def mean_at(folder: RunFolder, completed: int, point: str) -> float | None:
     return accuracy_summary(*arrays(rows))["mean"] if rows else None
 
 
+def _result_at(folder: RunFolder, completed: int, point: str) -> float | None:
+    """As `mean_at`, and weighted where the result is."""
+    if folder.facts.is_regression or folder.facts.headline_weight == "clients":
+        return mean_at(folder, completed, point)
+    rows = folder.records.evaluations(completed, point)
+    return _weighted(rows) if rows else None
+
+
 def arrays(rows: list[EvaluationRow]) -> tuple[np.ndarray, np.ndarray]:
     """Right predictions and examples, a row each."""
     return np.array([row.correct or 0 for row in rows]), np.array([row.count for row in rows])
@@ -63,7 +71,7 @@ def arrays(rows: list[EvaluationRow]) -> tuple[np.ndarray, np.ndarray]:
 
 def novel(folder: RunFolder, completed: int, point: str) -> dict[str, Any]:
     """Results of the clients that took no part, and how far behind the others they are: the generalization gap."""
-    headline, met, tuned = (mean_at(folder, completed, at) for at in (point, NOVEL, NOVEL_TUNED))
+    headline, met, tuned = (_result_at(folder, completed, at) for at in (point, NOVEL, NOVEL_TUNED))
     sign = -1 if folder.facts.is_regression else 1  # a gap above 0 says that the novel ones are worse off
     best = met if tuned is None else tuned
     return {
@@ -84,14 +92,17 @@ def guard(folder: RunFolder, completed: int) -> dict[str, Any]:
     shared = START if folder.config["warm_start"] else common
     personal = headline(folder.config["tune_epochs"])
     own, other, kept = (_figures(folder, completed, point) for point in (personal, shared, GUARDED))
+    counts = {row.client: row.count for row in folder.records.evaluations(completed, GUARDED)}
     sign = -1 if folder.facts.is_regression else 1
     chose = _choices(folder, completed)
+    is_weighted = folder.facts.headline_weight == "examples" and not folder.facts.is_regression
+    weights = [counts[client] for client in chose] if is_weighted else None
     return {
         "clients": len(chose),
         "kept_shared": sum(chose.values()),
         "shared": shared,
         "error" if folder.facts.is_regression else "accuracy": {
-            name: float(np.mean([found[client] for client in chose]))
+            name: float(np.average([found[client] for client in chose], weights=weights))
             for name, found in ((PERSONAL, own), (SHARED, other), (GUARDED, kept))
         },
         "hurt": {

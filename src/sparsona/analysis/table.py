@@ -19,6 +19,7 @@ from sparsona.analysis.protocol import join_labels
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
 from sparsona.core.targets import TITLES
+from sparsona.runs.facts import MEANS
 from sparsona.runs.failed import FailedRun
 from sparsona.runs.folder import NETWORK
 
@@ -99,11 +100,12 @@ def figures(views: Sequence[RunView]) -> list[dict[str, Any]]:
 def differences(views: Sequence[RunView], in_print: bool = True) -> list[dict[str, str]]:
     """Each further method against the first, paired by seed: keys method, difference, interval, seeds.
 
-    In percentage points of mean accuracy, or in what a regression is judged by; only runs on the same clients are
-    paired. `weighted` and `weighted interval` are the same of the accuracy weighted by test size, in print only where
-    clients differ in it.
+    In percentage points of the mean accuracy that is the result, or in what a regression is judged by; only runs on the
+    same clients are paired. `weighted` and `weighted interval` are the same of the accuracy weighted by test size,
+    where that is not the result; in print only where clients differ in it.
     """
-    groups, both = group_views(views), not in_print or has_uneven_tests(views)
+    is_wanted = not in_print or has_uneven_tests(views)
+    groups, both = group_views(views), is_wanted and any(view.measure != WEIGHTED for view in views)
     return [{"method": group.label} | _differences(groups[0], group, both) for group in groups[1:]]
 
 
@@ -258,7 +260,9 @@ def _format_seen(blocks: Sequence[dict[str, Any]]) -> str:
 
 def _differences(reference: Group, group: Group, both: bool) -> dict[str, str]:
     matched = pairs(reference, group)
-    found = dict(zip(("difference", "interval"), _difference(matched, "mean"), strict=True))
+    weights = {view.measure.weight for pair in matched for view in pair}
+    key = MEANS["examples" if weights == {"examples"} else "clients"]
+    found = dict(zip(("difference", "interval"), _difference(matched, key), strict=True))
     if both:
         found |= dict(zip(("weighted", "weighted interval"), _difference(matched, "weighted"), strict=True))
     return found | {"seeds": str(len(matched))}
@@ -299,7 +303,7 @@ def difference_unit(views: Sequence[RunView]) -> str:
     """What `differences` are of, in words."""
     measure = views[0].measure
     if measure.name == ACCURACY.name:
-        return "percentage points of mean accuracy"
+        return f"percentage points of {'mean ' * (measure.weight == 'clients')}{measure.mean_name}"
     return f"mean {measure.title} ({measure.better} is better)"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from sparsona.analysis.format import UNKNOWN
 from sparsona.analysis.groups import group_views
+from sparsona.analysis.measure import check_one_measure
 from sparsona.analysis.statistics import mean_and_spread
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
@@ -212,6 +213,7 @@ def targets_of(
     """
     if any("error" in view.summary for view in views):
         raise SparsonaError("runs that predict numbers have no accuracy to reach", expected="runs on classes")
+    check_one_measure(views, "rounds to a target", "give those with one headline_weight")
     if wrong := [target for target in targets if not 1 < target <= 100]:
         raise SparsonaError(f"target {wrong[0]:g}", expected="an accuracy in percent", hint="--at 70,75,80")
     if share is not None and not 0 < share < 1:

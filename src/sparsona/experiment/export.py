@@ -23,8 +23,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from sparsona.analysis.measure import metric_values
-from sparsona.analysis.statistics import wilson_interval
+from sparsona.analysis.measure import WEIGHTED, measure_of, metric_values
+from sparsona.analysis.statistics import accuracy_summary, wilson_interval
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.formats import FORMATS
 from sparsona.core.points import point as point_of
@@ -162,13 +162,16 @@ class Exporter:
             if not rows:
                 return None
             known = {name: values[~np.isnan(values)] for name, values in metrics.items()}
-            rates = [row.correct / row.count for row in rows if row.correct is not None]
+            right = [(row.correct, row.count) for row in rows if row.correct is not None]
+            is_weighted = measure_of(self._folder) == WEIGHTED
+            figures = accuracy_summary(*np.array(right).T) if right else {}
             return Measured(
                 sum(row.count for row in rows),
-                sum(rates) / len(rates) if rates else None,
+                figures.get("weighted" if is_weighted else "mean"),
                 None,
                 sum(row.loss for row in rows) / len(rows),
                 num_clients=len(rows),
+                is_weighted=is_weighted,
                 metrics={name: float(values.mean()) for name, values in known.items() if len(values)},
             )
         mine = {name: float(values[model.client]) for name, values in metrics.items()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsona.analysis.format import plural
+from sparsona.analysis.measure import BY_EXAMPLES
 from sparsona.analysis.numbers import escape_markdown
 from sparsona.analysis.privacy import Spent
 from sparsona.core.packing import Packing
@@ -92,6 +93,7 @@ class Measured:
     interval: tuple[float, float] | None
     loss: float | None
     num_clients: int | None = None
+    is_weighted: bool = False  # the mean accuracy is weighted by clients' test examples
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -200,7 +202,9 @@ def _measured(card: Card) -> list[str]:
     others = ["", f"Also measured: {', '.join(also)}."] if also else []
     loss = f"{found.loss:.4g}{_loss_name(card.facts)}"
     if found.num_clients is not None:
-        on = f"the mean over {found.num_clients} clients, each on its own test data ({found.count:,} {unit} together)"
+        weighted = f" {BY_EXAMPLES}" if found.is_weighted else ""
+        on = f"the mean over {found.num_clients} clients{weighted}, each on its own test data"
+        on += f" ({found.count:,} {unit} together)"
         what = f"Loss {loss}" if found.accuracy is None else f"Accuracy {found.accuracy:.1%}"
         return [f"{what}: {on}, {after}. One seed.", *others]
     of = f"on {found.count:,} test {unit} of this client, {after}. One seed."

@@ -16,7 +16,7 @@ from sparsona.analysis.extra import import_extra
 from sparsona.analysis.figures import FIGURES
 from sparsona.analysis.glossary import plain_words
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
-from sparsona.analysis.measure import ACCURACY, measure_called
+from sparsona.analysis.measure import ACCURACY, check_one_measure, measure_called
 from sparsona.analysis.partition import PARTS, Partition
 from sparsona.analysis.protocol import compare_protocols
 from sparsona.analysis.similarity import Similarity
@@ -76,13 +76,7 @@ def write_report(
     """
     if not views and not sections:
         raise SparsonaError("there is no run to report", expected="at least one run")
-    if len(judged := {view.measure: view.name for view in views}) > 1:
-        raise SparsonaError(
-            "a report of runs that are judged by different figures: "
-            + ", ".join(f"{name} by {measure.mean_title}" for measure, name in judged.items()),
-            expected="runs of one task and one headline_weight, and in a regression with the same first metric",
-            hint="write a report of each",
-        )
+    check_one_measure(views, "a report", "write a report of each")
     page = render_report(views, title, sections, charts, missing=missing)
     path = Path(path)
     try:

@@ -413,7 +413,8 @@ def _add_patience(figure: Figure, group: Group, index: int, measure: Measure, ag
     """What patience goes by on validation data, where that is the figure that is drawn."""
     curves = [dict(view.patience_curve) for view in group.views if view.patience_name == measure.name]
     if len(curves) == len(group.views) and len(rounds := common_rounds(curves)) > 1:
-        title = f"{measure.title} on validation data, by which a run with patience stops"
+        alike = " (each client counting the same)" * (measure.weight == "examples")
+        title = f"{measure.title} on validation data{alike}, by which a run with patience stops"
         _add_thin_line(figure, group, index, "validation", title, curves, rounds, against, hidden)
 
 

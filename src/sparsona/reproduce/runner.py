@@ -47,7 +47,7 @@ from sparsona.reproduce.table import Cell, Known, aligned, cells, costs_of, line
 from sparsona.runs.comparison import REPRODUCTION_FILE
 from sparsona.runs.folder import RunFolder, explain_disk_errors, read_json, write_atomically
 from sparsona.runs.observers import ObserverList
-from sparsona.runs.options import CIRCUMSTANCES, RunConfig
+from sparsona.runs.options import BEFORE, CIRCUMSTANCES, RunConfig
 from sparsona.runs.validation import validate
 
 # Of a run's options, what another machine or a later call may have chosen otherwise without another result.
@@ -420,10 +420,13 @@ def _check_same(one: Planned) -> None:
     """Refuse a run that was made with other options: its result is not that of this row."""
     if not (one.folder / "config.json").exists():
         return
-    then, now = read_json(one.folder / "config.json"), one.config.model_dump(mode="json")
+    now = one.config.model_dump(mode="json")
+    # A run of an older version was made as if options that came later had their defaults.
+    usual = RunConfig(method=one.config.method, options={}, matched=None).model_dump(mode="json") | BEFORE
+    then = {**usual, **read_json(one.folder / "config.json")}
 
     def differs(key: str) -> bool:
-        old, new = then.get(key, now[key]), now[key]
+        old, new = then[key], now[key]
         if key in ("clients", "novel") and (new is None or 0 < new < 1):
             return False  # the data determined it
         if key == "per_round" and now["clients"] is None and old == then["clients"] - then["novel"]:
@@ -433,7 +436,7 @@ def _check_same(one: Planned) -> None:
         return bool(old != new)
 
     if changed := [key for key in now if key not in _FREE and differs(key)]:
-        listed = ", ".join(f"{key} {then.get(key)} -> {now[key]}" for key in changed[:3])
+        listed = ", ".join(f"{key} {then[key]} -> {now[key]}" for key in changed[:3])
         raise SparsonaError(
             f"'{one.folder}' was run with other options than the row '{one.row}' has now: {listed}",
             expected="the same options: the recipe, a preset or --set has changed since",

@@ -131,7 +131,8 @@ def cells(recipe: Recipe, rows: Sequence[str], known: Known, no_claim: str = "",
             paper = row.printed.get(key)  # none, if it stands in: the recipe is checked
             ours = known.figure(recipe, name, column)
             is_cost = not find(column.measure)[0].needs_training
-            if paper is None and (ours is None or (is_cost and not row.stand_in)):
+            # Of a row that is printed only in part, costs that are not printed say nothing.
+            if paper is None and (ours is None or (is_cost and row.printed)):
                 continue
             why = changed if is_cost else no_claim or known.no_claim(recipe, name, column)
             found.append(_cell(name, key, paper, ours, column, why))
@@ -194,19 +195,29 @@ def _agreement_of_bounds(paper: Printed, ours: Figure) -> tuple[bool | None, str
 
 def lines(recipe: Recipe, found: Sequence[Cell]) -> list[dict[str, str]]:
     """The cells as text, a line each."""
-    return [
-        {
-            "row": label(recipe, cell.row),
-            "figure": recipe.columns[cell.column].title,
-            "paper": format_printed(cell.paper, recipe.columns[cell.column].digits),
-            "ours": format_ours(cell.ours, recipe.columns[cell.column].digits),
-            "difference": UNKNOWN
-            if cell.difference is None
-            else signed(cell.difference, recipe.columns[cell.column].digits),
-            "agrees": _verdict(cell),
-        }
-        for cell in found
-    ]
+    texts = []
+    for cell in found:
+        digits = own = recipe.columns[cell.column].digits
+        if _is_hidden_by_rounding(cell, digits):
+            own += 1
+        texts.append(
+            {
+                "row": label(recipe, cell.row),
+                "figure": recipe.columns[cell.column].title,
+                "paper": format_printed(cell.paper, digits),
+                "ours": format_ours(cell.ours, own),
+                "difference": UNKNOWN if cell.difference is None else signed(cell.difference, own),
+                "agrees": _verdict(cell),
+            }
+        )
+    return texts
+
+
+def _is_hidden_by_rounding(cell: Cell, digits: int) -> bool:
+    """Whether a cost is denied, and what is shown would not show why: with one digit more it does."""
+    if cell.agrees is not False or not cell.is_cost or cell.difference is None:
+        return False
+    return abs(round(cell.difference, digits)) * 10**digits <= 1 + 1e-9
 
 
 def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:

@@ -100,8 +100,9 @@ def _row(folder: Path, where: Path, failed: Mapping[str, FailedRun]) -> dict[str
             if seal is not None:
                 seal.check(path, data, "the run was finished" if finished else f"round {completed}")
             summary = parse_summary(data, path)
-        mean = summary["accuracy"][MEANS[config.get("headline_weight", "clients")]] if summary else None
-        accuracy = "–" if mean is None else f"{mean:.1%}"
+        figure = MEANS[config.get("headline_weight", "clients")]
+        mean = summary["accuracy"][figure] if summary else None
+        accuracy = "–" if mean is None else f"{mean:.1%}{' weighted' * (figure == 'weighted')}"
         if summary and "error" in summary:
             metrics = {key: one["mean"] for key, one in summary.get("metrics", {}).items() if one["mean"] is not None}
             name = headline_metric(metrics)

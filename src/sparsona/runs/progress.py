@@ -303,7 +303,7 @@ def _rough(seconds: float) -> str:
 def _accuracy(result: EvaluationResult) -> str:
     """The accuracy of an evaluation or, of a regression, what it is judged by; "" where nothing is known."""
     if result.accuracy is not None:
-        return f"accuracy {result.accuracy:.1%}"
+        return f"{'weighted ' * (result.weight == 'examples')}accuracy {result.accuracy:.1%}"
     metrics = result.metrics
     if (name := headline_metric(metrics)) is not None:
         return f"{TITLES[name]} {metrics[name]:.4g}"

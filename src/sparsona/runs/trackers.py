@@ -56,14 +56,15 @@ class Figures:
         return found | {f"measured/{name}": float(np.mean(values)) for name, values in measured.items()}
 
     def of_evaluation(self, result: EvaluationResult) -> dict[str, float]:
-        """Of each point: mean accuracy over clients, its quantiles, and the means of loss and metrics."""
+        """Of each point: mean accuracy over clients (see `headline_weight`), its quantiles, and the means of loss and
+        metrics."""
         found = {}
         for point in dict.fromkeys(one.point for one in result.clients):
             here = [one for one in result.clients if one.point == point and one.count]
             known = [one.correct / one.count for one in here if one.correct is not None]
             name = point.replace("/", "_on_")
             if known:
-                found[f"{name}/accuracy"] = float(np.mean(known))
+                found[f"{name}/accuracy"] = float(result.mean(point) or 0.0)
                 found |= {f"{name}/accuracy_{key}": float(np.quantile(known, at)) for key, at in QUANTILES.items()}
             if here:
                 found[f"{name}/loss"] = float(np.mean([one.loss for one in here]))
