@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from sparsona.cli.options import table_for
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method
 from sparsona.experiment.search import BATCH, Trial, _propose, _PrunedError, _Watch
-from sparsona.experiment.tune import Tuned, resume_tuning
+from sparsona.experiment.tune import Tuned, _spaces, resume_tuning
 from sparsona.methods import METHODS
 from sparsona.methods.fedavg import FedAvgConfig, fedavg
 from sparsona.report.live import live_page
@@ -241,6 +242,18 @@ def test_trials_have_the_size_of_the_results(tmp_path):
     found = sp.tune(["fedavg"], **options, out=tmp_path / "t")
     planned = json.loads((tmp_path / "t" / "tune.json").read_text())["planned"]["fedavg"]
     assert planned["subnetwork"] == found.comparison.runs[0].config["subnetwork"] == 0.25
+
+
+def test_a_preset_has_the_grid_of_its_paper():
+    """Ditto's own grid has 1 and 2, too, which pFedGate did not try; what is given is not searched."""
+
+    def searched(**options):
+        request = SimpleNamespace(names=["ditto"], options=options, search={}, match="rounds")
+        return _spaces(request, {})["ditto"].get("prox")
+
+    assert searched(preset="pfedgate") == (0.05, 0.1, 0.5, 0.8)
+    assert searched(preset="fedspa") == searched() == (0.05, 0.1, 0.5, 0.8, 1.0, 2.0)
+    assert searched(preset="pfedgate", prox=0.3) is None
 
 
 def test_proposals_repeat_nothing_and_follow_what_was_found():

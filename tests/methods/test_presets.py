@@ -478,6 +478,23 @@ def test_a_preset_is_what_its_paper_says(method, preset, data, density):
     assert found["optimizer"] == "sgd"
 
 
+def test_a_search_tries_what_the_paper_tried():
+    """pFedGate, appendix G; FedAlt, appendix B.3, whose penalty for Ditto has no half."""
+    searched = {
+        ("ditto", "pfedgate"): {"prox": (0.05, 0.1, 0.5, 0.8)},
+        ("pfedme", "pfedgate"): {"prox": (0.0001, 0.001, 0.01, 0.1, 1, 10)},
+        ("ditto", "fedalt"): {"prox": tuple(2 * 10.0**power for power in range(-4, 1))},
+        ("pfedme", "fedalt"): {"prox": tuple(10.0**power for power in range(-4, 1))},
+    }
+    for name, row in METHODS.items():
+        for preset in row.presets:
+            found, expected = methods.preset(row, preset).grid, searched.pop((name, preset), {})
+            assert found.keys() == expected.keys(), (name, preset)
+            for key, values in found.items():
+                assert values == pytest.approx(expected[key]), (name, preset)
+    assert not searched
+
+
 def test_every_preset_is_transcribed():
     there = {(name, preset) for name, row in METHODS.items() for preset in row.presets}
     assert {key[:2] for key in EXPERIMENTS} | OTHERS == there

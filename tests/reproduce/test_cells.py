@@ -49,6 +49,29 @@ def test_a_cost_agrees_to_a_unit_of_the_last_digit(value, agrees, why):
     assert _agreement(Printed(value=369.2), Figure(value), GB, True, "")[1:] == (agrees, why)
 
 
+def test_a_cost_that_is_denied_is_shown_with_the_digit_that_decides():
+    """45.8 and 45.9 are a unit apart, which is allowed; 45.92 is more."""
+    recipe = Recipe(
+        title="Costs",
+        where="table 3",
+        columns={"gb": GB},
+        rows={
+            "denied": {"method": "local", "printed": {"gb": 45.8}},
+            "far": {"method": "local", "printed": {"gb": 45.2}},
+            "allowed": {"method": "local", "printed": {"gb": 45.87}},
+            "not printed": {"method": "local"},
+        },
+    )
+    known = SimpleNamespace(figure=lambda *_: Figure(45.92), no_claim=lambda *_: "")
+    found = lines(recipe, cells(recipe, list(recipe.rows), known))
+    assert [(line["ours"], line["difference"], line["agrees"]) for line in found] == [
+        ("45.92", "+0.12", "NO"),
+        ("45.9", "+0.7", "NO"),
+        ("45.9", "+0.1", "yes (to the digit)"),  # 0.05
+        ("45.9", "–", "–"),  # of a row without printed figures all are shown
+    ]
+
+
 @pytest.mark.parametrize(
     ("paper", "ours", "agrees"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 from processes import EAGER, completed, start, traces, wait_until
@@ -195,6 +196,22 @@ def test_runs_with_other_options_are_not_taken_for_these(done):
         runner.reproduce(OWN, out=done.path, batch_size=20)
     with pytest.raises(SparsonaError, match="has runs of own/digits-table-1 at scale 1"):
         runner.reproduce(OWN, out=done.path, scale=0.5)
+
+
+def test_a_run_of_an_older_version_had_the_defaults_of_later_options(tmp_path):
+    """Its config.json has no `headline_weight`."""
+    result = runner.reproduce(OWN, rows="A/local", out=tmp_path / "runs")
+    (run,) = result.runs["A/local"]
+    config = json.loads((run.path / "config.json").read_text())
+    del config["headline_weight"]
+    old = tmp_path / "old" / run.path.name
+    old.mkdir(parents=True)
+    (old / "config.json").write_text(json.dumps(config))
+    (planned,) = runner.reproduce(OWN, rows="A/local", out=tmp_path / "other", dry_run=True).planned
+    runner._check_same(replace(planned, folder=old))
+    weighted = planned.config.model_copy(update={"headline_weight": "examples"})
+    with pytest.raises(SparsonaError, match=r"other options.*headline_weight clients -> examples"):
+        runner._check_same(replace(planned, folder=old, config=weighted))
 
 
 def test_damaged_folders_are_named(tmp_path):

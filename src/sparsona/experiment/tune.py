@@ -457,7 +457,9 @@ def _spaces(request: Request, rows: Mapping[str, MethodCard]) -> dict[str, Space
         fields = methods.factory(row)[1].model_fields
         fixed = {*parse_method(name)[1], *request.options} - set(request.search)
         space: dict[str, tuple[Any, ...]] = {"lr": LEARNING_RATES} if "lr" in fields else {}
-        space |= {key: tuple(values) for key, values in row.grid.items()}
+        preset = str(request.options.get("preset"))
+        published = methods.preset(row, preset).grid if preset in row.presets else {}
+        space |= {key: tuple(values) for key, values in {**row.grid, **published}.items()}
         for key, values in request.search.items():
             if key in fields or key in OPTIONS:
                 space[key] = tuple(values)

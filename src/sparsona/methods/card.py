@@ -26,6 +26,7 @@ class Preset:
         by_density: further options with this data set and this `density` of the method.
         exceptions: conditions that other methods of the same experiment have otherwise, and why: a comparison in which
             all have this preset lets them differ.
+        grid: the values that the paper searched, for `sparsona tune`; of options without any, the method's own are.
 
     Example:
         >>> found = Preset({"rounds": 500}, by_data={"tiny-imagenet": {"rounds": 300}})
@@ -37,6 +38,7 @@ class Preset:
     by_data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     by_density: Mapping[str, Mapping[float, Mapping[str, Any]]] = field(default_factory=dict)
     exceptions: Mapping[str, str] = field(default_factory=dict)
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What it sets beside these options of the user, which it may also set otherwise: those win."""
@@ -54,6 +56,7 @@ class Preset:
         by_data: Mapping[str, Mapping[str, Any]] | None = None,
         by_density: Mapping[str, Mapping[float, Mapping[str, Any]]] | None = None,
         exceptions: Mapping[str, str] | None = None,
+        grid: Mapping[str, tuple[Any, ...]] | None = None,
     ) -> Preset:
         """The same with further options, which replace those of the same name and place."""
         also = by_data or {}
@@ -62,6 +65,7 @@ class Preset:
             {name: {**self.by_data.get(name, {}), **also.get(name, {})} for name in {**self.by_data, **also}},
             {**self.by_density, **(by_density or {})},
             {**self.exceptions, **(exceptions or {})},
+            {**self.grid, **(grid or {})},
         )
 
 

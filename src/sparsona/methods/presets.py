@@ -276,8 +276,10 @@ PFEDGATE = {
     "local": _BASELINE_OF_PFEDGATE,
     "fedavg": _BASELINE_OF_PFEDGATE,
     "fedavg-ft": _BASELINE_OF_PFEDGATE.plus({"tune_epochs": 1}),
-    "ditto": _BASELINE_OF_PFEDGATE.plus({"schedule": "interleaved", "prox": 0.5}),
-    "pfedme": _BASELINE_OF_PFEDGATE.plus({"variant": "aggregator", "momentum": 0.0}),
+    "ditto": _BASELINE_OF_PFEDGATE.plus({"schedule": "interleaved", "prox": 0.5}, grid={"prox": (0.05, 0.1, 0.5, 0.8)}),
+    "pfedme": _BASELINE_OF_PFEDGATE.plus(
+        {"variant": "aggregator", "momentum": 0.0}, grid={"prox": (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)}
+    ),
     "fedem": _BASELINE_OF_PFEDGATE.plus({"average_over": "all"}),
     "fedrep": _BASELINE_OF_PFEDGATE.plus({"personal_epochs": 1, "tune_epochs": 0}),
     "lg-fedavg": _BASELINE_OF_PFEDGATE,
@@ -387,7 +389,11 @@ FEDALT = {
     "fedavg-ft": _STEPS_A_C,
     "fedavg-ft-part": _STEPS_A_C,
     # Its l2 penalty has no factor of one half, ours has.
-    "ditto": _STEPS_A_C.plus({"schedule": "tuning", "prox": 0.2}, by_data={"stackoverflow": {"prox": 0.002}}),
+    "ditto": _STEPS_A_C.plus(
+        {"schedule": "tuning", "prox": 0.2},
+        by_data={"stackoverflow": {"prox": 0.002}},
+        grid={"prox": (0.0002, 0.002, 0.02, 0.2, 2.0)},  # twice lambda, as in the penalty
+    ),
     "pfedme": _STEPS_B_C.plus(
         {"variant": "detached", "inner_steps": 3, "prox": 0.1},
         by_data={
@@ -395,6 +401,7 @@ FEDALT = {
             "gldv2": {"shared_lr": 1e-3},
             "femnist": {"shared_lr": 0.01},
         },
+        grid={"prox": (0.0001, 0.001, 0.01, 0.1, 1.0)},
     ),
     "fedalt": _STEPS_B_C,
     "fedsim": _STEPS_B_C,
