@@ -30,8 +30,9 @@ class Packing:
 
     Example:
         >>> packing = Packing(most=4)
+        >>> packing.update({"a": []}, now=1.0)  # it begins
         >>> packing.update({"a": [(10.0, 9.0), *((11.0 + n, 1.0) for n in range(5))]}, now=15.0)
-        >>> packing.limit  # a run alone has been timed: another may show what it costs
+        >>> packing.limit  # it has been timed: another may show what it costs
         2
     """
 

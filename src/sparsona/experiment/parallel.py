@@ -216,8 +216,8 @@ def packing_of(jobs: Jobs, has_gpu: bool) -> Packing:
 
 def check_jobs(jobs: Any, can_measure: bool = True, none: bool = False) -> Any:
     """Refuse what is no number of processes; `can_measure`: AUTO is accepted."""
-    if can_measure and jobs == AUTO:
-        return jobs
     if can_measure and isinstance(jobs, str):
+        if jobs == AUTO:
+            return jobs
         raise SparsonaError(f"jobs='{jobs}'", expected=f"a whole number from 1 to {MOST_JOBS:,}, or '{AUTO}'")
     return whole("jobs", jobs, 1, MOST_JOBS, none=none)
