@@ -10,7 +10,7 @@ from sparsona.analysis.answer import answer
 from sparsona.analysis.charts import accuracy_by_bytes, accuracy_by_density, accuracy_by_rounds
 from sparsona.analysis.clients import client_effects
 from sparsona.analysis.numbers import numbers
-from sparsona.analysis.table import difference_unit, rows
+from sparsona.analysis.table import difference_unit, notes, rows
 from sparsona.analysis.targets import targets_of
 from sparsona.core.errors import SparsonaError
 from sparsona.report.page import write_report
@@ -68,12 +68,12 @@ def test_pages_and_curves_name_the_mean(pair, tmp_path):
     page = write_report([run.view for run in pair.runs], tmp_path / "page.html").read_text()
     assert "Mean accuracy over clients weighted by their test examples after each round." in page
     title = pair.runs[0].plot_curves().layout.yaxis.title.text
-    assert title == "accuracy, mean over clients weighted by their test examples"
+    assert title == "weighted accuracy, mean over clients"
 
 
 def test_a_comparison_has_one_mean(pair, tmp_path):
     other = sp.train("local", out=tmp_path / "plain", **UNEVEN)
-    with pytest.raises(SparsonaError, match=r"judged by different figures: .*weighted by their test examples"):
+    with pytest.raises(SparsonaError, match=r"judged by different figures: .*by weighted accuracy, mean over clients"):
         write_report([pair.runs[0].view, other.view], tmp_path / "page.html")
     with pytest.raises(SparsonaError, match="headline_weight for one method alone"):
         sp.compare(["local", ("fedavg", {"headline_weight": "examples"})], **UNEVEN)
@@ -175,5 +175,6 @@ def test_figures_of_runs_with_different_means_are_not_put_together(pair, tmp_pat
     for make in (accuracy_by_rounds, accuracy_by_bytes, accuracy_by_density, lambda views: targets_of(views, [10.0])):
         with pytest.raises(SparsonaError, match="judged by different figures"):
             make(views)
+    assert notes(views) == ["Clients count alike here; the result of fedavg-seed0 is the weighted mean."]
     # One client's change has no weight.
     assert client_effects(RunFolder.open(pair.runs[0].path), RunFolder.open(other.path)).rows()

@@ -350,6 +350,13 @@ def test_a_method_with_a_density_runs_at_that_of_the_weakest(monkeypatch, tmp_pa
     assert "models that the weakest, of capacity 0.25, can hold" in run.protocol
 
 
+def test_a_result_names_the_rates_that_its_preset_leaves_open():
+    """pFedGate prints no rates of its baselines, and its own for its data alone."""
+    for method, left in (("fedavg", "lr=0.1"), ("pfedgate", "lr=0.05, gate_lr=1.0")):
+        run = sp.train(method, preset="pfedgate", clients=4, rounds=1, data_rate=0.2, partition="iid")
+        assert f"; rates that it leaves open: {left}." in run.protocol
+
+
 def test_a_result_names_what_its_preset_changed():
     """The result lists all that came from the preset, each accident of a published setting too, and what did not."""
     run = sp.train("sub-fedavg", preset="dispfl", clients=4, rounds=1, data_rate=0.2, prune_rate=0.1)

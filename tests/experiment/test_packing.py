@@ -162,3 +162,12 @@ def test_what_is_no_number_of_jobs(jobs, tmp_path):
         sp.compare(["local"], jobs=jobs, out=tmp_path / "x", **TINY)
     with pytest.raises(SparsonaError, match="jobs"):
         sp.tune(["local"], jobs="auto", out=tmp_path / "y", **TINY)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("nonsense", "neither a whole number nor auto"), ("0", "from 1 to 10,000")]
+)
+def test_what_is_no_number_of_jobs_on_a_command_line(text, words, say):
+    found = say("compare", "local", "--jobs", text)
+    assert found.code
+    assert words in found.err

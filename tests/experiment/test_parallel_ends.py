@@ -44,6 +44,8 @@ import os, sys, time
 def sleep():
     with open(os.environ["PIDS"], "a") as file:
         file.write(f"{os.getpid()}\\n")
+    if "BRIEF" in os.environ and len(open(os.environ["PIDS"]).readlines()) == 2:
+        return  # this process has nothing more to do
     try:
         time.sleep(60)
     except KeyboardInterrupt:
@@ -53,7 +55,7 @@ def sleep():
 
 
 @pytest.fixture
-def pool(tmp_path):
+def pool(tmp_path, request):
     """Starts the pool in a folder with a foreign `pickle.py` and `torch.py`, and returns it with its children."""
     stub, here = tmp_path / "stub", tmp_path / "here"
     for folder in (stub, here):
@@ -66,7 +68,10 @@ def pool(tmp_path):
     script.write_text(POOL.format(stub=str(stub)))
     pids.write_text("")
     process = subprocess.Popen(
-        [sys.executable, script], cwd=here, env={**os.environ, "PIDS": str(pids)}, stderr=subprocess.PIPE
+        [sys.executable, script],
+        cwd=here,
+        env={**os.environ, "PIDS": str(pids), **getattr(request, "param", {})},
+        stderr=subprocess.PIPE,
     )
     wait_until(lambda: len(pids.read_text().split()) == 2)
     children = [int(word) for word in pids.read_text().split()]
@@ -98,6 +103,19 @@ def test_stopped_by_a_signal_with_one_child_stopped(pool, sign):
     assert time.monotonic() - began < 5
     assert not any(map(is_alive, children))
     assert (folder / "pids.saved").read_text() == "saved\n"  # the other one had its time
+
+
+@pytest.mark.parametrize("pool", [{"BRIEF": "1"}], indirect=True)
+def test_a_process_that_waits_for_a_job_ends_in_silence(pool):
+    process, children, folder = pool
+    time.sleep(0.3)  # its job is over
+    process.send_signal(signal.SIGTERM)
+    process.wait(10)
+    told = process.stderr.read().decode()
+    assert "_process_worker" not in told
+    assert "call_queue" not in told
+    assert not any(map(is_alive, children))
+    assert (folder / "pids.saved").read_text() == "saved\n"
 
 
 def test_errors_of_the_machine_are_known_as_such_in_another_process():

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from processes import EAGER, completed, start, traces, wait_until
@@ -17,6 +18,7 @@ from sparsona.reproduce import rows, runner
 from sparsona.reproduce.page import command
 from sparsona.reproduce.recipe import Recipe
 from sparsona.runs.comparison import REPRODUCTION_FILE
+from sparsona.runs.listing import list_runs
 from sparsona.runs.observers import ProgressUpdate, RunEnd, RunStart
 
 TINY = {"data": "digits", "data_rate": 0.2, "clients": 5, "per_round": 2, "rounds": 2, "executor": "serial"}
@@ -212,6 +214,12 @@ def test_a_run_of_an_older_version_had_the_defaults_of_later_options(tmp_path):
     weighted = planned.config.model_copy(update={"headline_weight": "examples"})
     with pytest.raises(SparsonaError, match=r"other options.*headline_weight clients -> examples"):
         runner._check_same(replace(planned, folder=old, config=weighted))
+
+
+def test_runs_of_a_recipe_are_listed_among_all(tmp_path):
+    runner.reproduce(OWN, rows="A/local", out=tmp_path / "runs" / "reproduce" / "own" / "table")
+    for where in (tmp_path / "runs", tmp_path / "runs" / "reproduce"):
+        assert [Path(row["run"]).name for row in list_runs(where)] == ["A_local-seed0"]
 
 
 def test_damaged_folders_are_named(tmp_path):

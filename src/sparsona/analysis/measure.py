@@ -57,7 +57,7 @@ class Measure:
     @property
     def mean_title(self) -> str:
         """For an axis: a mean of it."""
-        return f"{self.title}, mean over {self.over}"
+        return f"{self.mean_name}, mean over clients"
 
     @property
     def scale(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from sparsona.analysis.columns import Column, columns_for, has_uneven_tests, ways_of_running
 from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import UNKNOWN, human_flops, percent, signed
-from sparsona.analysis.groups import Group, group_views, pairs
+from sparsona.analysis.groups import Group, group_views, pairs, same_clients
 from sparsona.analysis.heard import divergence_note
 from sparsona.analysis.measure import ACCURACY, WEIGHTED, Measure
 from sparsona.analysis.protocol import join_labels
@@ -115,8 +115,21 @@ def notes(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -> list[s
     get the same work, though nothing else was matched."""
     found = [*(f"{one.sentence}." for one in missing), *round_notes(views), *_early_stops(views)]
     found += [*_untrained_notes(views), *_divergences(views), *_undefined_notes(views), *_effort_notes(views)]
+    found += _unlike_notes(views)
     if ways := ways_of_running(views):
         found.append(f"There is no column of seconds: runs were executed in different ways ({', '.join(ways)}).")
+    return found
+
+
+def _unlike_notes(views: Sequence[RunView]) -> list[str]:
+    """Of runs that were put together afterwards: a comparison has one federation, and one way of weighing clients."""
+    found = []
+    weighted = [view.name for view in views if view.measure == WEIGHTED]
+    if weighted and len(weighted) < len(views):
+        found.append(f"Clients count alike here; the result of {join_labels(weighted)} is the weighted mean.")
+    first: dict[int, RunView] = {}
+    if not all(same_clients(first.setdefault(view.seed, view), view) for view in views):
+        found.append("Runs of one seed are not on the same clients or splits: their figures do not compare.")
     return found
 
 

@@ -59,7 +59,13 @@ class Jobs(click.ParamType):
         return "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        return "auto" if value == "auto" else int(click.INT.convert(value, param, ctx))
+        text = str(value).strip().lower()
+        if text == "auto":
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            self.fail(f"'{value}' is neither a whole number nor auto", param, ctx)
 
 
 JOBS = click.option(

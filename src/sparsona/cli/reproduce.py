@@ -61,6 +61,7 @@ def reproduce(
     """
     from sparsona.reproduce.recipe import PAPERS
 
+    name = None if name is None else name.lower()
     if name is None or name in PAPERS:
         _refuse_options_of_runs()
         _list(name, as_json)

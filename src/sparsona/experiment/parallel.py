@@ -128,24 +128,24 @@ def _begin(threads: int, parent: int | None) -> None:
 
 
 _is_stopped = False
-_is_begun = False  # whether a job was begun
+_is_busy = False  # whether a job is under way
 
 
 def _stop(*_: Any) -> None:
     global _is_stopped
     _is_stopped = True
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the run writes its checkpoint now
-    if not _is_begun:
-        os._exit(1)  # in the middle of an import there is nothing to save
+    if not _is_busy:
+        os._exit(1)  # in the middle of an import, or waiting for a job, there is nothing to save
     raise KeyboardInterrupt
 
 
 def unless_stopped(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function in a process of a pool; one that was told to end begins nothing that waits in its queue."""
-    global _is_begun
+    global _is_busy
     if _is_stopped:
         raise KeyboardInterrupt
-    _is_begun = True
+    _is_busy = True
     try:
         return function(*args)
     except Exception as error:
@@ -153,6 +153,8 @@ def unless_stopped(function: Callable[..., Any], *args: Any) -> Any:
             raise
         text = f"{type(error).__name__}: {error}"
         raise (MachineError(text) if is_of_machine(error) else SparsonaError(text)) from error
+    finally:
+        _is_busy = False
 
 
 def _can_travel(error: Exception) -> bool:

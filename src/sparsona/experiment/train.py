@@ -300,7 +300,9 @@ def _preset_in_words(config: RunConfig, row: MethodCard) -> str:
         ", ".join(f"{key}={_word(found[key])}" for key in found if same[key]),
         ", ".join(f"{key}={_word(now[key])} ({_word(found[key])})" for key in found if not same[key]),
     ]
-    return "; not as published: ".join(parts) if parts[1] else parts[0]
+    text = "; not as published: ".join(parts) if parts[1] else parts[0]
+    open_rates = [f"{key}={_word(now[key])}" for key in ("lr", "gate_lr") if key in now and key not in found]
+    return text + (f"; rates that it leaves open: {', '.join(open_rates)}" if open_rates else "")
 
 
 def _same(one: Any, other: Any) -> bool:

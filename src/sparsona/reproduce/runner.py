@@ -197,7 +197,7 @@ class Reproduction:
         if self.scale < 1:
             found.append(
                 f"SCALED to {self.scale:g}: fewer rounds and clients than in the paper, so that accuracies do not "
-                "compare with it; costs are those of the full size"
+                "compare with it; costs are those of the full size, but for those that are counted in runs"
             )
         if changed := experiment_changes(self.recipe, self.changes):
             listed = ", ".join(f"{key}={value}" for key, value in changed.items())

@@ -138,8 +138,9 @@ def is_used(folder: Path) -> bool | None:
 
 
 def _not_one_run(path: Path, what: str, inside: Sequence[Path]) -> SparsonaError:
-    hint = "name one of its runs" + (f": {', '.join(one.name for one in inside)}" if inside else "")
-    hint += f"; `report`, `table`, `verify` and `resume` take the {what} itself, in Python load_comparison"
+    hint = "name one of its runs" + (f": {', '.join(str(one) for one in inside)}" if inside else "")
+    takers = "`report`, `table`, `targets`, `figure`, `verify` and `resume`"
+    hint += f"; {takers} take the {what} itself, in Python load_comparison"
     if what == "search" and not inside:
         options = path / "tuned.toml"
         made = f"`sparsona compare --config {options}`" if options.exists() else f"`sparsona resume {path}`"
