@@ -99,6 +99,17 @@ def test_no_axis_goes_beyond_all_and_none():
     assert plots.tradeoff(views[:3]).layout.yaxis.range[0] == pytest.approx(96)
 
 
+def test_error_bars_fit_into_the_picture():
+    """0.5 and 0.9 are 70 with a spread of 28.3 points."""
+    views = [dataclasses.replace(view, summary=view.summary | {}) for view in make_comparison(2)]
+    for view in views:
+        mean = 0.5 if view.seed == views[0].seed else 0.9
+        view.summary["accuracy"] = view.summary["accuracy"] | {"mean": mean}
+    low, high = plots.tradeoff(views).layout.yaxis.range
+    assert low <= 70 - 28.28
+    assert high >= 70 + 28.28
+
+
 @pytest.mark.parametrize("slope", [1, -1, 0])
 def test_names_beside_marks_are_not_written_across_lines(slope):
     x = np.linspace(1, 9, 9)

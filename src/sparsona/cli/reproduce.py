@@ -125,6 +125,9 @@ def _list(paper: str | None, as_json: bool) -> None:
             print_table([_line(one) for one in mine])
     for command in missing_data(found):
         echo(f"`{command}` downloads what is missing")
+    if any("absent" in _line(one)["data"] for one in found):
+        echo("absent: no command downloads it; `sparsona reproduce NAME --dry-run` says where to get it and put it")
+    echo("done: of the runs with all seeds of the paper, `--seeds N`")
     echo(
         "`sparsona reproduce NAME` runs one and shows it beside the paper; --dry-run: its costs and what is done.\n"
         + HOW_ESTIMATED

@@ -159,7 +159,9 @@ def tradeoff(views: Sequence[RunView], counting: Literal["encoded", "paper"] = "
     reached = [mark.y for series in ends for mark in series.marks]
     is_share = chart.y_unit == "%"
     room = max(0.25 * (max(reached) - min(reached)), 2.0 if is_share else 0.02 * max(map(abs, reached)))
+    spreads = [(mark.y - (mark.spread or 0), mark.y + (mark.spread or 0)) for series in ends for mark in series.marks]
     bounds = [min(reached) - room, max(reached) + room]
+    bounds = [min(bounds[0], *(low for low, _ in spreads)), max(bounds[1], *(high for _, high in spreads))]
     if is_share:  # beyond them there is nothing
         bounds = [max(bounds[0], 0.0), min(bounds[1], 100.0)]
     figure.update_yaxes(title_text=html.escape(chart.y_title), ticksuffix="%" if is_share else "", range=bounds)
