@@ -97,6 +97,8 @@ def test_observers_receive_the_mean_that_is_the_result():
     weighted = EvaluationResult(1, "received", clients, weight="examples")
     assert weighted.accuracy == weighted.mean("received") == 0.9
     assert weighted.mean("tuned") is None
+    untested = (*clients, ClientEvaluation(2, "received", 0, 0, 0.0))
+    assert EvaluationResult(1, "received", untested).accuracy == 0.75
 
 
 def test_facts_with_another_weight_are_refused(pair):

@@ -217,7 +217,8 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
     shared = headline(other)[0]
     changes = _changes(run, point, other, shared)
     novel = _novel_change(run, other, shared)
-    gap = _gap(run, point, novel, other, shared)
+    novel_trained = None if novel is None else _mean(other, shared, measures[0], novel.clients.tolist())
+    gap = _gap(run, point, novel_trained)
     if not changes and novel is None:
         raise SparsonaError(
             f"no client was tested in both '{run.path}' and '{other.path}'",
@@ -304,16 +305,11 @@ def _novel_change(run: RunFolder, other: RunFolder, shared: str) -> Change | Non
     return None
 
 
-def _gap(
-    run: RunFolder, point: str, novel: Change | None = None, other: RunFolder | None = None, shared: str = ""
-) -> Gap | None:
+def _gap(run: RunFolder, point: str, novel_trained: float | None = None) -> Gap | None:
     measure = measure_of(run)
     met = [name for name in (NOVEL_TUNED, NOVEL) if _scores(run, name, measure)]
     if not met:
         return None
-    novel_trained = None
-    if novel is not None and other is not None:
-        novel_trained = _mean(other, shared, measure, novel.clients.tolist())
     return Gap(_mean(run, point, measure), _mean(run, met[0], measure), novel_trained, measure)
 
 

@@ -120,7 +120,7 @@ def measure_of(folder: RunFolder) -> Measure:
     none."""
     facts = folder.facts
     if not facts.is_regression:
-        return WEIGHTED if facts.headline_weight == "examples" else ACCURACY
+        return WEIGHTED if facts.weight == "examples" else ACCURACY
     recorded = {row.name for row in folder.records.metrics(folder.records.last_evaluated())}
     if (name := headline_metric(name for name in facts.metrics if name in recorded)) is not None:
         return measure_of_metric(name)

@@ -25,6 +25,7 @@ from sparsona.core.points import (
     on,
 )
 from sparsona.engine.guard import Seen, keeps_shared
+from sparsona.runs.facts import MEANS
 from sparsona.runs.folder import RunFolder
 from sparsona.runs.observers import ClassCounts, class_counts
 from sparsona.runs.records import ClassesRow, EvaluationRow
@@ -48,20 +49,12 @@ def errors(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | No
     }
 
 
-def mean_at(folder: RunFolder, completed: int, point: str) -> float | None:
+def mean_at(folder: RunFolder, completed: int, point: str, weight: str = "clients") -> float | None:
     """Mean accuracy (of a regression: loss) over clients, or None if no client was evaluated there."""
     rows = folder.records.evaluations(completed, point)
     if rows and folder.facts.is_regression:
         return (errors(folder, completed, point) or {})["loss"]
-    return accuracy_summary(*arrays(rows))["mean"] if rows else None
-
-
-def _result_at(folder: RunFolder, completed: int, point: str) -> float | None:
-    """As `mean_at`, and weighted where the result is."""
-    if folder.facts.is_regression or folder.facts.headline_weight == "clients":
-        return mean_at(folder, completed, point)
-    rows = folder.records.evaluations(completed, point)
-    return _weighted(rows) if rows else None
+    return accuracy_summary(*arrays(rows))[MEANS[weight]] if rows else None
 
 
 def arrays(rows: list[EvaluationRow]) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +64,7 @@ def arrays(rows: list[EvaluationRow]) -> tuple[np.ndarray, np.ndarray]:
 
 def novel(folder: RunFolder, completed: int, point: str) -> dict[str, Any]:
     """Results of the clients that took no part, and how far behind the others they are: the generalization gap."""
-    headline, met, tuned = (_result_at(folder, completed, at) for at in (point, NOVEL, NOVEL_TUNED))
+    headline, met, tuned = (mean_at(folder, completed, at, folder.facts.weight) for at in (point, NOVEL, NOVEL_TUNED))
     sign = -1 if folder.facts.is_regression else 1  # a gap above 0 says that the novel ones are worse off
     best = met if tuned is None else tuned
     return {
@@ -95,8 +88,7 @@ def guard(folder: RunFolder, completed: int) -> dict[str, Any]:
     counts = {row.client: row.count for row in folder.records.evaluations(completed, GUARDED)}
     sign = -1 if folder.facts.is_regression else 1
     chose = _choices(folder, completed)
-    is_weighted = folder.facts.headline_weight == "examples" and not folder.facts.is_regression
-    weights = [counts[client] for client in chose] if is_weighted else None
+    weights = [counts[client] for client in chose] if folder.facts.weight == "examples" else None
     return {
         "clients": len(chose),
         "kept_shared": sum(chose.values()),

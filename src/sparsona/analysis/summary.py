@@ -272,7 +272,7 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
             f"{chosen}never used in any decision.",
         )
         last = ", the last and not the best" if config["rounds"] else ""
-        counting = f" {BY_EXAMPLES}" if measure_of(folder).weight == "examples" else ", each counting the same"
+        counting = f" {BY_EXAMPLES}" if facts.weight == "examples" else ", each counting the same"
         found.say("result", f"The mean over {plural(len(tested), 'client')}{counting}, {when}{last}.")
     else:
         found.say(

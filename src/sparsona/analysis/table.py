@@ -285,10 +285,10 @@ def _difference(matched: Sequence[tuple[RunView, RunView]], key: str) -> tuple[s
     """The difference of this accuracy, and its interval."""
     if not matched:
         return UNKNOWN, "no common seed on the same clients"
-    measures = {view.measure for pair in matched for view in pair}
-    if len({measure.name for measure in measures}) > 1 or (key == "weighted" and not measures <= {ACCURACY, WEIGHTED}):
+    measure = matched[0][0].measure
+    names = {view.measure.name for pair in matched for view in pair}
+    if len(names) > 1 or (key == "weighted" and names != {ACCURACY.name}):
         return UNKNOWN, "not known" if key == "weighted" else "judged by different figures"
-    measure = next(iter(measures))
     if measure.name != ACCURACY.name:
         return _measure_difference(matched, measure)
     figures = [[view.summary["accuracy"][key] for view in pair] for pair in matched]

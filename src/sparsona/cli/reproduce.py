@@ -125,7 +125,7 @@ def _list(paper: str | None, as_json: bool) -> None:
             print_table([_line(one) for one in mine])
     for command in missing_data(found):
         echo(f"`{command}` downloads what is missing")
-    if any("absent" in _line(one)["data"] for one in found):
+    if any(_data_of(one)[1] for one in found):
         echo("absent: no command downloads it; `sparsona reproduce NAME --dry-run` says where to get it and put it")
     echo("done: of the runs with all seeds of the paper, `--seeds N`")
     echo(
@@ -134,9 +134,14 @@ def _list(paper: str | None, as_json: bool) -> None:
     )
 
 
-def _line(one: Status) -> dict[str, str]:
+def _data_of(one: Status) -> tuple[list[str], list[str]]:
+    """What a command downloads, and what none does."""
     to_get = [name for name, why in one.data.items() if why.startswith("`")]
-    absent = [name for name, why in one.data.items() if why and name not in to_get]
+    return to_get, [name for name, why in one.data.items() if why and name not in to_get]
+
+
+def _line(one: Status) -> dict[str, str]:
+    to_get, absent = _data_of(one)
     data = [f"get {', '.join(to_get)}"] * bool(to_get) + [f"absent: {', '.join(absent)}"] * bool(absent)
     if one.runs:
         data.insert(0, "here" if not data else "partly here")

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from sparsona.analysis.measure import WEIGHTED, measure_of, metric_values
+from sparsona.analysis.measure import metric_values
 from sparsona.analysis.statistics import accuracy_summary, wilson_interval
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.formats import FORMATS
@@ -35,7 +35,7 @@ from sparsona.data.names import file_names, name_of
 from sparsona.experiment.build import GIVEN, describe_examples, network_name, view_of
 from sparsona.experiment.stored_models import StoredModel, StoredModels
 from sparsona.report.model_card import Card, Measured, Sizes, write_card
-from sparsona.runs.facts import ExampleFacts, RunFacts
+from sparsona.runs.facts import MEANS, ExampleFacts, RunFacts
 from sparsona.runs.folder import RunFolder, explain_disk_errors, reached, write_atomically
 from sparsona.runs.listing import full_name
 from sparsona.sparsity.dead_units import drop_dead_units
@@ -163,15 +163,14 @@ class Exporter:
                 return None
             known = {name: values[~np.isnan(values)] for name, values in metrics.items()}
             right = [(row.correct, row.count) for row in rows if row.correct is not None]
-            is_weighted = measure_of(self._folder) == WEIGHTED
-            figures = accuracy_summary(*np.array(right).T) if right else {}
+            figures, weight = accuracy_summary(*np.array(right).T) if right else {}, self._folder.facts.weight
             return Measured(
                 sum(row.count for row in rows),
-                figures.get("weighted" if is_weighted else "mean"),
+                figures.get(MEANS[weight]),
                 None,
                 sum(row.loss for row in rows) / len(rows),
                 num_clients=len(rows),
-                is_weighted=is_weighted,
+                is_weighted=weight == "examples",
                 metrics={name: float(values.mean()) for name, values in known.items() if len(values)},
             )
         mine = {name: float(values[model.client]) for name, values in metrics.items()}

@@ -183,10 +183,8 @@ def pack_given(*given: Any) -> bytes:
 
 def is_of_machine(error: BaseException) -> bool:
     """Whether an error is the machine's fault, such as a full disk: other runs on it would meet it, too."""
-    from torch import OutOfMemoryError
-
     # By type: an error that comes from another process has lost its cause.
-    return isinstance(error, MachineError | OSError | MemoryError | OutOfMemoryError)
+    return isinstance(error, MachineError | OSError) or is_out_of_memory(error)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

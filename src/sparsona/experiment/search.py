@@ -54,9 +54,7 @@ class Trial:
     number: int
     options: dict[str, Any]
     state: Literal["complete", "pruned", "failed"]
-    value: float | None = (
-        None  # mean over clients on held-out data (see `headline_weight`), at the end; of a pruned one, so far
-    )
+    value: float | None = None  # the result on held-out data, after the last round; of a pruned one, so far
     curve: dict[int, float] = field(default_factory=dict)  # by completed rounds
     error: str = ""
 
@@ -272,11 +270,12 @@ def _play_trial(
             raise  # the search can be resumed
         text = str(error) if isinstance(error, SparsonaError) else f"{type(error).__name__}: {error}"
         return Trial(number, chosen, "failed", error=text)
-    accuracy = run.summary["accuracy"][MEANS[RunFolder.open(folder).facts.headline_weight]]
+    recorded = RunFolder.open(folder)
+    accuracy = run.summary["accuracy"][MEANS[recorded.facts.weight]]
     value = -run.summary["error"]["loss"] if accuracy is None else accuracy
     if not math.isfinite(value):
         return Trial(number, chosen, "failed", error="training diverged")
-    return Trial(number, chosen, "complete", float(value), _recorded(RunFolder.open(folder)))
+    return Trial(number, chosen, "complete", float(value), _recorded(recorded))
 
 
 def _propose(

@@ -177,6 +177,11 @@ class RunFacts:
     format: int = field(default=FORMAT)
 
     @property
+    def weight(self) -> str:
+        """How clients count in the mean that is the result; in a regression all the same."""
+        return "clients" if self.is_regression else self.headline_weight
+
+    @property
     def predicts_tokens(self) -> bool:
         """Whether the next token is predicted at each position; older runs have no label counts then."""
         return self.targets == "tokens" if self.targets else self.label_counts is None and not self.is_regression

@@ -60,9 +60,10 @@ def list_runs(where: Path) -> list[dict[str, Any]]:
         return []
     below = ("*/config.json", "*/*/config.json", f"*/{REFIT}/*/config.json", f"*/{SEARCH_FILE}")
     configs = [path for pattern in below for path in where.glob(pattern)]
-    # Reproductions are below `reproduce/PAPER`.
-    for note in (path for depth in ("*/*", "*/*/*") for path in where.glob(f"{depth}/{REPRODUCTION_FILE}")):
-        configs += [path for path in note.parent.glob("*/config.json") if path not in configs]
+    for depth in ("*/*", "*/*/*"):  # reproductions are in `reproduce/PAPER`
+        configs += [
+            path for note in where.glob(f"{depth}/{REPRODUCTION_FILE}") for path in note.parent.glob("*/config.json")
+        ]
     newest = sorted(configs, key=lambda path: path.stat().st_mtime, reverse=True)
     failed: dict[Path, dict[str, FailedRun]] = {}
     for place in {path.parent.parent for path in newest} - {where}:

@@ -261,7 +261,11 @@ class EvaluationResult:
 
     def mean(self, point: str) -> float | None:
         """Mean accuracy over the clients that were evaluated at a point, weighted by `weight`; None: there is none."""
-        found = [(one.correct, one.count) for one in self.clients if one.point == point and one.correct is not None]
+        found = [
+            (one.correct, one.count)
+            for one in self.clients
+            if one.point == point and one.correct is not None and one.count
+        ]
         if not found:
             return None
         if self.weight == "examples":

@@ -458,7 +458,7 @@ def evaluation_result(
     shown = facts.point if any(one.point == facts.point for one in found) else RECEIVED
     clients = tuple(_client_evaluation(one, facts.label_counts) for one in found)
     traffic = log.jobs, log.up, log.down
-    return EvaluationResult(completed, shown, clients, *traffic, dict(log.failures), is_final, facts.headline_weight)
+    return EvaluationResult(completed, shown, clients, *traffic, dict(log.failures), is_final, facts.weight)
 
 
 def earlier_result(facts: RunFacts, played: RoundRecord) -> EvaluationResult | None:

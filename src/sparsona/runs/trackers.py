@@ -63,8 +63,8 @@ class Figures:
             here = [one for one in result.clients if one.point == point and one.count]
             known = [one.correct / one.count for one in here if one.correct is not None]
             name = point.replace("/", "_on_")
-            if known:
-                found[f"{name}/accuracy"] = float(result.mean(point) or 0.0)
+            if (mean := result.mean(point)) is not None:
+                found[f"{name}/accuracy"] = mean
                 found |= {f"{name}/accuracy_{key}": float(np.quantile(known, at)) for key, at in QUANTILES.items()}
             if here:
                 found[f"{name}/loss"] = float(np.mean([one.loss for one in here]))
