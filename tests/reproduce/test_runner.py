@@ -308,6 +308,29 @@ def test_runs_side_by_side_have_the_same_results(done, tmp_path):
         assert runs[0].summary["accuracy"] == done.runs[row][0].summary["accuracy"]
 
 
+@pytest.mark.parametrize(
+    ("jobs", "groups"), [("auto", [["small", "also small"], ["large"]]), (2, [["small", "also small", "large"]])]
+)
+def test_rows_of_one_network_are_packed_together(jobs, groups, tmp_path, monkeypatch):
+    """How many get faster side by side is another number for another network."""
+    played = []
+
+    def play(runs, titles, federation, model, observers, at_a_time):
+        played.append([titles[folder] for folder, _, _ in runs])
+        assert at_a_time == jobs
+        return {}
+
+    monkeypatch.setattr(runner, "play_in_processes", play)
+    rows = {
+        "small": {"method": "local", "options": {"model": "digits-cnn"}},
+        "large": {"method": "fedavg", "options": {"model": "mlp"}},
+        "also small": {"method": "fedavg", "options": {"model": "digits-cnn"}},
+    }
+    recipe = Recipe(title="Networks", where="here", columns=VALUES["columns"], options=TINY, rows=rows)
+    runner.reproduce(recipe, out=tmp_path / "runs", jobs=jobs)
+    assert played == groups
+
+
 def test_the_page_has_the_table_what_differs_and_how_it_was_made(done, tmp_path):
     page = done.report(tmp_path / "page.html").read_text()
     for text in (
