@@ -35,6 +35,15 @@ def test_a_half_of_zeros_takes_half_the_room():
     assert half < 0.54 * dense  # half of the values, and one bit for each entry
 
 
+def test_what_a_mask_makes_of_negative_numbers_takes_a_bit():
+    mask = sparse(0.5) != 0
+    masked = torch.randn(SIZE, generator=torch.Generator().manual_seed(1)) * mask
+    assert int((masked.signbit() & ~mask).sum()) > SIZE // 5  # -0.0
+    with_signs, without = to_bytes({"w": masked}), to_bytes({"w": masked.where(mask, 0.0)})
+    assert SIZE // 8 <= len(with_signs) - len(without) < SIZE // 8 + 200
+    assert bits_of(read_tensors(with_signs)["[w]"]) == bits_of(masked)
+
+
 def test_a_transposed_tensor_comes_back():
     tensor = sparse(0.3).view(100, -1).t()
     found = fill({"w": torch.zeros(tensor.shape)}, read_tensors(to_bytes({"w": tensor})), "it")["w"]

@@ -17,6 +17,7 @@ from sparsona.core.tree import Tree, map_parts, parts
 
 BITS = "#bits"  # a bool tensor is stored as bits; the suffix keeps the two apart
 NONZERO, VALUES = "#nonzero", "#values"  # a tensor with many zeros: bits that say where it has others, and these
+MINUS = "#minus"  # and bits for -0.0, if it has any: what a mask makes of negative numbers
 LEAST = 1 << 12  # entries from which that is looked at
 SHARE = 0.9  # of a tensor's bytes that bits and values may take
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an entry
@@ -43,26 +44,28 @@ def to_bytes(value: Any) -> bytes:
             found[f"{path}{BITS}{','.join(map(str, leaf.shape))}"] = bits
         else:
             tensor = (leaf.flat if isinstance(leaf, Tree) else leaf).detach().contiguous()
-            sparse = _without_zeros(tensor)
-            if sparse is None:
+            places = _places(tensor)
+            if places is None:
                 found[path] = tensor.cpu().clone()  # shared storage is refused by the format
-            else:
-                found[f"{path}{NONZERO}{','.join(map(str, leaf.shape))}"], found[f"{path}{VALUES}"] = sparse
+                continue
+            there, minus = places
+            found[f"{path}{NONZERO}{','.join(map(str, leaf.shape))}"] = pack_bits(there)
+            found[f"{path}{VALUES}"] = tensor.view(-1)[there].cpu()
+            if minus.any():
+                found[f"{path}{MINUS}"] = pack_bits(minus)
     return save(found)
 
 
-def _without_zeros(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Where a tensor has anything but zero, as bits, and what it has there; None if that is not much smaller.
-
-    -0.0 is not zero here, so that all bits come back.
-    """
+def _places(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Where a tensor has anything but zero, and where it has -0.0; None if it is not much smaller without zeros."""
     size, each = tensor.numel(), tensor.element_size()
     if size < LEAST or each not in _INTEGERS or not tensor.dtype.is_floating_point:
         return None
-    there = tensor.view(-1).view(_INTEGERS[each]) != 0
-    if size / 8 + each * int(there.sum()) > SHARE * each * size:
+    flat = tensor.view(-1)
+    there = flat != 0
+    if size / 4 + each * int(there.sum()) > SHARE * each * size:
         return None
-    return pack_bits(there), tensor.view(-1)[there].cpu()
+    return there, ~there & (flat.view(_INTEGERS[each]) != 0)
 
 
 def read_tensors(data: bytes) -> dict[str, Tensor]:
@@ -73,7 +76,7 @@ def read_tensors(data: bytes) -> dict[str, Tensor]:
         raise ValueError(str(error)) from None
     found = {}
     for key, tensor in stored.items():
-        if key.endswith(VALUES):
+        if key.endswith((VALUES, MINUS)):
             continue  # read with its bits
         path, mark, shape = next((cut for cut in map(key.partition, (BITS, NONZERO)) if cut[1]), (key, "", ""))
         if mark:
@@ -84,6 +87,8 @@ def read_tensors(data: bytes) -> dict[str, Tensor]:
             if values is None or values.numel() != int(tensor.sum()):
                 raise ValueError(f"'{path}' has not as many values as it has places for them")
             found[path] = values.new_zeros(sizes).masked_scatter_(tensor, values)
+            if (minus := stored.get(f"{path}{MINUS}")) is not None:
+                found[path].masked_fill_(unpack_bits(minus, prod(sizes)).view(sizes) & ~tensor, -0.0)
         else:
             # A copy, in memory aligned as torch does it: where a buffer starts may decide how a product is summed.
             found[path] = tensor.clone()
