@@ -100,7 +100,7 @@ def test_the_table_and_its_notes():
         {"method": "FedAvg-FT", **dict.fromkeys(["to 70%", "to 75%", "to 99.5%", "T_0.9", "relative"], "–")},
     ]
     seldom, unknown, hint, meaning = found.sentences()
-    assert seldom.startswith("Clients were evaluated every 5 rounds (FedAvg): a target may have been reached up to 4")
+    assert seldom.startswith("Clients were evaluated every 5 rounds (FedAvg): a target is seen up to 4 rounds late")
     assert unknown == "FedAvg-FT: 'tuned' was not evaluated over the rounds, and has no curve."
     assert hint.startswith("--point received reads the curve")
     # A chart is for readers of a page, who have no command line, and says of marks what there are.

@@ -251,8 +251,8 @@ def _notes(views: Sequence[RunView], point: str | None) -> list[str]:
     if seldom := {label: gap for label, gap in gaps.items() if gap > 1}:
         which = "" if len(seldom) == len(groups) else f" ({', '.join(seldom)})"
         notes.append(
-            f"Clients were evaluated every {max(seldom.values())} rounds{which}: a target may have been reached up to "
-            f"{max(seldom.values()) - 1} rounds before it was seen."
+            f"Clients were evaluated every {max(seldom.values())} rounds{which}: a target is seen up to "
+            f"{max(seldom.values()) - 1} rounds late, and later where accuracy swings from round to round."
         )
     if unknown := [group.label for group in groups if any(_curve(view, point) is None for view in group.views)]:
         points = {point or view.point for group in groups if group.label in unknown for view in group.views}
