@@ -87,6 +87,10 @@ from sparsona.runs.folder import RunFolder
             ["run", "fedspa", "--clients", "900"],
             ["1797 examples cannot give 900 clients 10 each", "at most 179 clients"],
         ),
+        (
+            ["run", "fedavg", "--preset", "dispfl", "--set", "min_size=30"],
+            ["cannot give 100 clients 30 each", "lower min_size; --preset dispfl set clients=100; your own options"],
+        ),
         (["run", "fedavg", "--graph", "ring"], ["fedavg on a graph", "such as dispfl", "leave --graph out"]),
         (["run", "dispfl", "--graph", "rings"], ["unknown graph 'rings'", "did you mean 'ring'?"]),
         (["run", "dispfl", "--clients", "4", "--graph", "random:9"], ["each of 4 peers receives from 9", "at most 3"]),

@@ -274,6 +274,9 @@ def test_the_list_of_runs(say, tmp_path):
     text = say("runs").out
     assert "unfinished: resume it" in text
     assert "both/local-seed0" in text
+    for run in ("done", "both"):
+        assert "it had finished: nothing was left to run" in say("resume", run).err
+    assert "nothing was left" not in say("resume", "begun").err
 
 
 def test_the_lists_explain_themselves(say):

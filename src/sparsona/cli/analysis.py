@@ -31,7 +31,7 @@ def clients(path: str, against: str | None, out: Path | None, as_json: bool) -> 
 
     The accuracy of each client's own model is compared with that of another model: of a second run, or a shared model
     that RUN evaluated (points, such as global or start). If RUN has novel clients, they may take part in the second
-    run.
+    run. Each client counts the same, whatever `headline_weight` says.
 
     \b
       sparsona run fedspa --set 'points=["global"]' --out runs/spa

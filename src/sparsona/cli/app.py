@@ -187,7 +187,7 @@ def resume(path: str, as_json: bool, jobs: Any, rounds: int | None, logs: tuple[
     of a finished run is missing or edited, it is written again, with a warning.
     """
     folder = find(path)
-    from sparsona.runs.folder import SERVER_FILE
+    from sparsona.runs.folder import SERVER_FILE, reached
 
     if rounds is not None and any((folder / name).exists() for name in ("tune.json", "comparison.json", SERVER_FILE)):
         raise SparsonaError(
@@ -221,12 +221,17 @@ def resume(path: str, as_json: bool, jobs: Any, rounds: int | None, logs: tuple[
     with clock.measure(f"{START}import"):
         from sparsona.experiment import compare as comparisons
         from sparsona.experiment import train as api
+    from sparsona.runs.comparison import read_comparison
 
+    runs = [run for run, _ in read_comparison(folder)] if is_comparison else [folder]
+    had_finished = rounds is None and all(reached(run).finished for run in runs)
     with progress_bar(has_seeds=is_comparison) as bar:
         if is_comparison:
             comparison = comparisons.resume_comparison(folder, jobs=jobs or 1, observers=[bar, *logs], progress=False)
         else:
             result = api.resume(folder, observers=[bar, *logs], progress=False, profile=clock, rounds=rounds)
+    if had_finished:
+        echo("it had finished: nothing was left to run", err=True)
     if is_comparison:
         show_comparison(comparison, as_json)
     else:

@@ -92,7 +92,7 @@ class Stopping(BaseModel):
     )
     patience: int | None = option(
         None,
-        "end the run after so many evaluations in a row without a better mean on clients' validation data",
+        "end the run after so many evaluations in a row without a better plain mean on clients' validation data",
         group="stop",
         none="all rounds are played",
         condition=True,
