@@ -89,7 +89,7 @@ from sparsona.runs.folder import RunFolder
         ),
         (
             ["run", "fedavg", "--preset", "dispfl", "--set", "min_size=30"],
-            ["cannot give 100 clients 30 each", "lower min_size; --preset dispfl set clients=100; your own options"],
+            ["cannot give 100 clients 30 each", "100 clients are those of --preset dispfl: --clients sets fewer"],
         ),
         (["run", "fedavg", "--graph", "ring"], ["fedavg on a graph", "such as dispfl", "leave --graph out"]),
         (["run", "dispfl", "--graph", "rings"], ["unknown graph 'rings'", "did you mean 'ring'?"]),

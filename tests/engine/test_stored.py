@@ -26,8 +26,23 @@ def bits_of(tensor: torch.Tensor) -> bytes:
 def test_every_bit_comes_back(density, dtype):
     tensor = sparse(density, dtype).view(100, -1)
     tensor[0, 0], tensor[1, 1], tensor[2, 2] = -0.0, float("nan"), float("inf")
+    tensor[3, 3] = torch.finfo(dtype).smallest_normal / 4
     found = fill({"w": torch.zeros_like(tensor)}, read_tensors(to_bytes({"w": tensor})), "it")["w"]
     assert bits_of(found) == bits_of(tensor)
+
+
+def test_numbers_that_a_processor_flushes_come_back():
+    tensor = sparse(0.5)
+    tensor[:100] = 1e-40
+    expected = bits_of(tensor)
+    flushes = torch.set_flush_denormal(True)
+    try:
+        data = to_bytes({"w": tensor})
+    finally:
+        torch.set_flush_denormal(False)
+    if not flushes:
+        pytest.skip("this processor flushes nothing")
+    assert bits_of(read_tensors(data)["[w]"]) == expected
 
 
 def test_a_half_of_zeros_takes_half_the_room():
@@ -67,4 +82,15 @@ def test_values_that_do_not_fit_their_places_are_refused(change):
     else:
         stored[bits] = torch.full_like(stored[bits], 255)
     with pytest.raises(ValueError, match="not as many values as it has places"):
+        read_tensors(save(stored))
+
+
+@pytest.mark.parametrize("mark", ["#nonzero", "#minus", "#bits"])
+@pytest.mark.parametrize("change", ["short", "wide", "other"])
+def test_bits_that_are_not_one_for_each_entry_are_refused(mark, change):
+    stored = load(to_bytes({"w": sparse(0.5) * -1, "m": torch.ones(SIZE, dtype=torch.bool)}))
+    key = next(key for key in stored if mark in key)
+    bits = stored[key]
+    stored[key] = {"short": bits[1:].clone(), "wide": bits[None].clone(), "other": bits.long()}[change]
+    with pytest.raises(ValueError, match="has not one bit for each of 100000 entries"):
         read_tensors(save(stored))

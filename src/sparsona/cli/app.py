@@ -230,7 +230,7 @@ def resume(path: str, as_json: bool, jobs: Any, rounds: int | None, logs: tuple[
             comparison = comparisons.resume_comparison(folder, jobs=jobs or 1, observers=[bar, *logs], progress=False)
         else:
             result = api.resume(folder, observers=[bar, *logs], progress=False, profile=clock, rounds=rounds)
-    if had_finished:
+    if had_finished and not (is_comparison and comparison.missing):
         echo("it had finished: nothing was left to run", err=True)
     if is_comparison:
         show_comparison(comparison, as_json)

@@ -61,11 +61,11 @@ def _places(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
     size, each = tensor.numel(), tensor.element_size()
     if size < LEAST or each not in _INTEGERS or not tensor.dtype.is_floating_point:
         return None
-    flat = tensor.view(-1)
-    there = flat != 0
-    if size / 4 + each * int(there.sum()) > SHARE * each * size:
-        return None
-    return there, ~there & (flat.view(_INTEGERS[each]) != 0)
+    # As integers: a processor that flushes denormals takes them for zeros.
+    patterns = tensor.view(-1).view(_INTEGERS[each])
+    minus = patterns == torch.iinfo(patterns.dtype).min
+    there = (patterns != 0) & ~minus
+    return None if size / 4 + each * int(there.sum()) > SHARE * each * size else (there, minus)
 
 
 def read_tensors(data: bytes) -> dict[str, Tensor]:
@@ -81,18 +81,25 @@ def read_tensors(data: bytes) -> dict[str, Tensor]:
         path, mark, shape = next((cut for cut in map(key.partition, (BITS, NONZERO)) if cut[1]), (key, "", ""))
         if mark:
             sizes = [int(size) for size in shape.split(",") if size]
-            tensor = unpack_bits(tensor, prod(sizes)).view(sizes)
+            tensor = _unpacked(tensor, sizes, path)
         if mark == NONZERO:
             values = stored.get(f"{path}{VALUES}")
             if values is None or values.numel() != int(tensor.sum()):
                 raise ValueError(f"'{path}' has not as many values as it has places for them")
             found[path] = values.new_zeros(sizes).masked_scatter_(tensor, values)
             if (minus := stored.get(f"{path}{MINUS}")) is not None:
-                found[path].masked_fill_(unpack_bits(minus, prod(sizes)).view(sizes) & ~tensor, -0.0)
+                found[path].masked_fill_(_unpacked(minus, sizes, path) & ~tensor, -0.0)
         else:
             # A copy, in memory aligned as torch does it: where a buffer starts may decide how a product is summed.
             found[path] = tensor.clone()
     return found
+
+
+def _unpacked(packed: Tensor, sizes: list[int], path: str) -> Tensor:
+    size = prod(sizes)
+    if min(sizes, default=0) < 0 or packed.dtype is not torch.uint8 or packed.shape != (-(-size // 8),):
+        raise ValueError(f"'{path}' has not one bit for each of {size} entries")
+    return unpack_bits(packed, size).view(sizes)
 
 
 def fill(template: Any, stored: dict[str, Tensor], what: str) -> Any:

@@ -270,24 +270,12 @@ def share(pool: Pool, config: RunConfig) -> Federation:
             pool, SplitPlan(seed=config.seed, **{key: getattr(config, key) for key in in_groups("sharing")})
         )
     except SparsonaError as error:
-        if not (cause := _sharing_of_preset(config)):
+        row = methods.find(config.method)
+        published = methods.published(row, {**config.model_dump(), **config.options}) if row else {}
+        if published.get("clients") != config.clients or f"{config.clients} clients" not in error.what:
             raise
-        hint = f"{error.hint}; {cause}" if error.hint else cause
-        raise type(error)(error.what, expected=error.expected, hint=hint) from None
-
-
-def _sharing_of_preset(config: RunConfig) -> str:
-    """In words, what a preset says of how data is shared out, of which the command line does not speak."""
-    row = methods.find(config.method)
-    if row is None or config.preset is None:
-        return ""
-    published = methods.published(row, {**config.model_dump(), **config.options})
-    found = [
-        f"{key}={published[key]}"
-        for key in ("clients", "partition", "test")
-        if key in published and published[key] == getattr(config, key)
-    ]
-    return f"--preset {config.preset} set {', '.join(found)}; your own options take precedence" if found else ""
+        count = f"{config.clients} clients are those of --preset {config.preset}: --clients sets fewer"
+        raise type(error)(error.what, expected=error.expected, hint=f"{error.hint}; {count}") from None
 
 
 def read_pool(
