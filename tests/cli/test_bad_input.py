@@ -451,7 +451,7 @@ def test_other_data_or_another_model(say, tmp_path, run):
     say("resume", "own/run").refused("was started from Python on its own data", "sparsona.resume")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[3]", '[{"folder": "x"}]', '[{"folder": "x", "config": {}}]'])
+@pytest.mark.parametrize("content", ["", "{}", "[]", "[3]", '[{"folder": "x"}]', '[{"folder": "x", "config": {}}]'])
 def test_a_damaged_comparison(say, tmp_path, content):
     (tmp_path / "both").mkdir()
     (tmp_path / "both" / "comparison.json").write_text(content)

@@ -31,6 +31,8 @@ def read_comparison(path: Path) -> list[tuple[Path, dict[str, Any]]]:
     """The runs of a comparison: folder and options. Folders are inside that of the comparison, and no links."""
     file = path / COMPARISON_FILE
     found, entries = [], read_json(file, list)
+    if not entries:
+        raise _damaged(file, "it names no run")
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict) or not isinstance(entry.get("config"), dict):
             raise _damaged(file, "an entry is no run")
