@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sparsona.cli.reproduce import named_once
 from sparsona.core.errors import SparsonaError
 from sparsona.experiment.build import make_config
 from sparsona.reproduce.measures import MEASURES, Figure, find, of_runs
@@ -305,3 +306,10 @@ def test_training_is_counted_over_the_examples_that_are_trained_on():
     report = row_cost(recipe(rows={"x": {"method": "fedavg", "options": options}}, averages={}), "x", {})
     assert (report["samples"], report["trained"]) == (360, 256)
     assert MEASURES["dense_multiple"].of_cost(report, None, "train") == pytest.approx(2.0)
+
+
+def test_people_read_a_row_s_name_once():
+    found = [{"row": row, "figure": figure} for row, figure in [("a", "GB"), ("a", "%"), ("b", "GB"), ("a", "GB")]]
+    assert [line["row"] for line in named_once(found)] == ["a", "", "b", "a"]
+    assert [line["figure"] for line in named_once(found)] == ["GB", "%", "GB", "GB"]
+    assert named_once([]) == []

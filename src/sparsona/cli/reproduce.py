@@ -171,7 +171,7 @@ def show(result: Reproduction, with_plan: bool = False) -> None:
         print_table(_plan(result))
         print_text(HOW_ESTIMATED)
     if found := result.table():
-        print_table(found)
+        print_table(named_once(found) if sys.stdout.isatty() else found)
         echo("agrees: within the combined spread over seeds; costs: within a unit of the last digit printed")
     else:
         echo("no figure yet")
@@ -185,6 +185,12 @@ def show(result: Reproduction, with_plan: bool = False) -> None:
         echo(f"\nruns:   {result.path}")
     else:
         echo(f"\nruns will be in {result.path}")
+
+
+def named_once(lines: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The lines of a table for people: a row's name stands at the first of its figures alone."""
+    before = ["", *(line["row"] for line in lines)]
+    return [line | {"row": line["row"] * (line["row"] != last)} for line, last in zip(lines, before, strict=False)]
 
 
 def _plan(result: Reproduction) -> list[dict[str, str]]:
