@@ -275,7 +275,8 @@ def share(pool: Pool, config: RunConfig) -> Federation:
         if published.get("clients") != config.clients or f"{config.clients} clients" not in error.what:
             raise
         count = f"{config.clients} clients are those of --preset {config.preset}: --clients sets fewer"
-        raise type(error)(error.what, expected=error.expected, hint=f"{error.hint}; {count}") from None
+        hint = "; ".join(filter(None, (error.hint, count)))
+        raise type(error)(error.what, expected=error.expected, hint=hint) from None
 
 
 def read_pool(
